@@ -1,1 +1,1 @@
-"""Reads and writes items: rows, records and priorities."""
+"""Operations on the ring of a buffer: writes, samples, priorities and snapshots of items."""

@@ -1,4 +1,4 @@
-"""Reads the counters of a buffer as a flat dict, with or without the mutex."""
+"""Reads the counters of a buffer as a flat dict, either consistently or without the mutex."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmbuffer.memory.flow.rate_status import rate_status
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.ring.ring import Ring
 
-# Counters of the runtime page that are shown unchanged.
+# Counters in the runtime page that are reported under their own names.
 RUNTIME_COUNTERS = (
     "waiters",
     "repairs",
@@ -28,25 +28,32 @@ RUNTIME_COUNTERS = (
 
 
 def split_snapshot(snapshot: bytes) -> tuple[Any, Any]:
-    """Splits a native snapshot into the runtime page and the registry."""
+    """Splits the bytes from `Ring.snapshot` into the runtime page and the registry."""
     data = np.frombuffer(snapshot, np.uint8)
     runtime = data[: layout.PAGE].view(layout.RUNTIME)[0]
     return runtime, data[layout.PAGE :].view(layout.ENTRY)
 
 
 def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str, int | float]:
-    """Sums the counters of all current and former clients of a buffer.
+    """Computes the counters of a buffer from its runtime page and registry.
+
+    Args:
+        runtime: The runtime page.
+        entries: The registry, which includes the counters of former clients.
+        width: Number of elements per slot.
+        elements: Number of elements of the buffer.
 
     Returns:
         A dict with these keys:
 
-        * ``length``, ``elements``, ``write_count`` (elements), ``head`` (ticket), ``prioritized``,
-          ``alpha``, ``eps`` and ``max_priority``;
-        * the sums of `layout.COUNTERS`, and the names of `RUNTIME_COUNTERS`;
-        * ``samples_per_insert`` (0: no ratio), ``error_buffer``, ``samples_ahead`` (by which the
-          inserts are ahead), ``min_size``, ``max_times_sampled`` and ``queued`` (0: no queue) of a
-          limiter;
-        * ``limited`` (clients that wait for the other side) and ``reserved`` (items).
+        * ``length`` (elements with an item), ``elements``, ``write_count`` (elements), ``head``
+          (next ticket), ``prioritized``, ``alpha``, ``eps`` and ``max_priority``;
+        * the names in `layout.COUNTERS`, each summed over all clients, and the names in
+          `RUNTIME_COUNTERS`;
+        * the limits: ``samples_per_insert`` (0 without a ratio), ``error_buffer``,
+          ``samples_ahead`` (number of samples by which the inserts are ahead), ``min_size``,
+          ``max_times_sampled`` and ``queued`` (both 0 without a queue);
+        * ``limited`` (number of clients that wait for the other side) and ``reserved`` (items).
     """
     flow = rate_status(runtime, width=width, capacity=max(1, elements // width))
     return {
@@ -72,7 +79,13 @@ def totals(runtime: Any, entries: Any, *, width: int, elements: int) -> dict[str
 
 
 def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
-    """Returns the counters of a handle's buffer at one point in time; see `Engine.stats`."""
+    """Returns a consistent snapshot of a buffer's counters (`Engine.stats`).
+
+    Args:
+        seat: The seat of a handle.
+        ring: The ring of the handle, or None before the schema is defined.
+        capacity: Capacity in the settings of the buffer, which is reported without a ring.
+    """
     if ring is None:
         runtime, entries = seat.control.runtime[0], seat.control.entries
     else:
@@ -89,17 +102,21 @@ def snapshot(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | fl
 
 
 def _count_bytes(seat: Seat) -> int:
+    """Returns the size of all files of a buffer in bytes."""
     mapped = seat.mapped.nbytes if seat.mapped else 0
     return layout.CONTROL_BYTES + mapped + sum(size for _, size in seat.backing.extra_files())
 
 
 def glance(seat: Seat, ring: Ring | None, capacity: int) -> dict[str, int | float]:
-    """Returns the counters of a handle's buffer without the mutex; see `Engine.glance`."""
+    """Returns a buffer's counters without taking the mutex, so they may not be consistent.
+
+    The arguments are those of `snapshot`. Used by `Engine.glance`.
+    """
     return _read_handle(seat, ring, capacity, seat.control.runtime[0], seat.control.entries)
 
 
 def _read_sharing(ring: Ring | None) -> dict[str, int]:
-    """Returns the counters of own rows; an empty dict if each leaf has its own column."""
+    """Returns the counters of own rows. The dict is empty without ``share_next``."""
     if ring is None or not ring.schema.sharing:
         return {}
     sharing = ring.schema.sharing
@@ -109,7 +126,7 @@ def _read_sharing(ring: Ring | None) -> dict[str, int]:
 def _read_handle(
     seat: Seat, ring: Ring | None, capacity: int, runtime: Any, entries: Any
 ) -> dict[str, int | float]:
-    """Combines the counters that need not be consistent with each other."""
+    """Returns the counters of `totals`, and those that are read separately from shared memory."""
     width, elements = (ring.width, ring.elements) if ring else (1, capacity)
     return {
         **totals(runtime, entries, width=width, elements=elements),

@@ -1,4 +1,4 @@
-"""Copies the state of a ring at one point in time."""
+"""Copies a consistent snapshot of a ring while other clients continue to write."""
 
 from __future__ import annotations
 
@@ -12,59 +12,65 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS
 from shmbuffer.memory.system.progress import Progress
 
-# Limits of a copy: the rounds without a lock, and the slots that are copied between checks of
-# signals. The last number is that of changed slots that may remain for the copy under the mutex.
+# The maximum number of rounds without a lock. Then the number of slots per native call, because
+# signals are handled only between calls. Last, the number of changed slots that can remain for the
+# round under the mutex.
 _COPY_ROUNDS = 8
 _COPY_SLOTS = 65536
 _COPY_LOCKED = 256
 
 
 class ItemSnapshot(NamedTuple):
-    """State of a ring at one point in time, without the bytes of its items."""
+    """A consistent snapshot of a ring, without the bytes of its items."""
 
     tickets: Ints
-    """int64[capacity]: the ticket of the item in each slot; -1 if the slot has no item."""
+    """Ticket of each slot's item, int64[capacity], or -1 if the slot has no item."""
     sources: NDArray[np.uint64]
-    """uint64[capacity]: writer and stream of each item, see `layout.source_of`."""
+    """Writer and stream of each slot's item, uint64[capacity] (`layout.source_of`)."""
     priorities: Floats
-    """float64[elements]: raw priorities; NaN if an element has no priority."""
+    """Raw priority of each element, float64[elements], or NaN if it has no priority."""
     head: int
     """The next ticket."""
     write_count: int
-    """The number of elements written so far."""
+    """Number of elements that were written so far."""
     max_priority: float | None
-    """The largest raw priority ever set; None before the first."""
+    """Largest raw priority that was ever set, or None if no priority was set."""
     extents: NDArray[Any] | None = None
-    """`layout.EXTENT` [capacity]: the place of each record in the byte ring; None for rows."""
+    """Location of each slot's record, `layout.EXTENT` [capacity]. None without a byte ring."""
     byte_tail: int = 0
-    """The position of the oldest record."""
+    """Position of the tail of the byte ring."""
     byte_head: int = 0
-    """The position of the next record."""
+    """Position of the head of the byte ring."""
 
     @property
     def used(self) -> int:
-        """The number of slots up to the last one that contains an item."""
+        """Number of slots up to and including the last slot with an item."""
         occupied = np.flatnonzero(self.tickets >= 0)
         return int(occupied[-1]) + 1 if len(occupied) else 0
 
 
 class _LiveReads:
-    """The class of `LIVE_READS`."""
+    """Type of the constant `LIVE_READS`."""
 
     def __repr__(self) -> str:
         return "LIVE_READS"
 
 
 LIVE_READS: Final = _LiveReads()
-"""Replaces a snapshot if the ring itself is saved while clients continue to use the ring."""
+"""Stands for a snapshot if the live ring is saved instead of a copy, while clients use it."""
 
 
 def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
-    """Copies the rows of a ring to one address for each leaf; see `Ring.copy_out`.
+    """Copies all rows of a ring (`Ring.copy_out`).
 
-    Slots that changed since the last round are copied again, without a lock. When only a few such
-    slots remain, they are copied under the mutex, together with the counters. The snapshot contains
-    the state at that time.
+    Several rounds copy the slots that have changed since the previous round, without a lock. When
+    only a few such slots remain, they are copied under the mutex, together with the counters. The
+    snapshot contains the state of the ring at this time.
+
+    Args:
+        calls: The native calls of the ring.
+        out: Address of the destination for each leaf.
+        length: Number of elements with an item, for the progress report.
     """
     seat, schema = calls.seat, calls.schema
     capacity, width = schema.capacity, schema.width
@@ -75,7 +81,7 @@ def copy_rows(calls: Calls, out: tuple[int, ...], length: int) -> ItemSnapshot:
     with Progress("copy", length // width * slot_bytes) as progress:
         for _ in range(_COPY_ROUNDS):
             changed = 0
-            used = min(int(seat.native.head), capacity)  # no later slot was ever written
+            used = min(int(seat.native.head), capacity)  # later slots have never been written
             for first, count in progress.cut(used, slot_bytes, _COPY_SLOTS):
                 copied = seat.native.copy_slots(first, count, out, tickets_address)
                 progress.advance(copied * slot_bytes)

@@ -1,29 +1,30 @@
-"""Reads and writes the byte ring, which stores records of any size one after the other.
+"""Operations on the byte ring, which stores records of any size one after the other.
 
     position    tail ────────────────────── head ────────────── tail + max_bytes
                 │ the oldest record in use  │ the next record starts here
 
-    file        a position is at offset position mod max_bytes; the file is mapped twice in a row,
-                so that each record is contiguous in memory
+    file        a position is at offset position mod max_bytes; the file is mapped twice in
+                succession, so that each record is contiguous in memory
 
     record      ticket u64 | position u64 | bytes u64 | body (see `record_format`)
-    slot        word, checksum, source and priority, as in every ring; and an extent: position,
-    bytes
+    slot        word, checksum, source and priority, as in every ring, and an extent: the position
+                and the number of bytes of its record
 
-A claim reserves slots and bytes together, under the mutex. The claim moves the tail from header to
-header and evicts the items that it passes (their slots become EMPTY). Bytes are reserved and freed
-in the order of tickets, so an item is never evicted before an older one.
+A claim reserves slots and bytes together, under the mutex. To free bytes, it moves the tail from
+header to header and evicts the items that the tail passes (their slots become EMPTY). Bytes are
+reserved and freed in the order of tickets, so an item is never evicted before an older one.
 
 Always true
-  1. The record of every item is between tail and head, and head - tail is at most max_bytes.
-  2. Headers lead from the tail to the head: each record starts where the previous one ends, at a
-     multiple of 8. A record is the item of its slot if its ticket and position match those of the
-     slot. Otherwise the record is obsolete.
-  3. The state of a slot word changes from COMMITTED before any byte of its record changes.
-     Therefore the rule for copies of slots also applies to records: a copy is valid if the word was
-     the same before and after the copy.
-If the writer dies before the head has moved, its claim has only evicted items, which the next claim
-would have evicted as well. If the writer dies later, its slot words are rolled back or forward.
+  1. The record of each item is between the tail and the head, and head - tail never exceeds
+     max_bytes.
+  2. A reader can go from header to header, from the tail to the head: each record starts where the
+     previous one ends, rounded up to a multiple of 8. A record belongs to the item of its slot if
+     its ticket and position match those of the slot. Otherwise the record is obsolete.
+  3. The word of a slot is changed from COMMITTED before any byte of its record changes. A copy of a
+     record is therefore valid under the same condition as a copy of a row: the word was the same
+     before and after the copy.
+If the writer dies before the head has moved: its claim has only evicted items, which the next claim
+would have evicted as well. If it dies later: its slot words are rolled back or forward.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 from shmbuffer.memory.system.progress import Progress
 
-# Limits of a copy: the number of rounds that copy newly written bytes without the mutex, and the
-# number of bytes that may remain for the copy under the mutex.
+# The maximum number of rounds that copy new bytes without the mutex. Then the number of bytes that
+# can remain for the last round, under the mutex, and the number of bytes per write to the file.
 _COPY_ROUNDS = 8
 _COPY_LOCKED_BYTES = 2**20
 _COPY_PIECE_BYTES = 2**24
 
 
 class Records:
-    """The records of a ring. Available as `Ring.records` if its schema has ``record_bytes``."""
+    """Operations on the records of a ring: `Ring.records` if the schema has ``record_bytes``."""
 
     def __init__(
         self, calls: Calls, tree: PriorityTree, live: SlotsFile, records_map: _core.Map
@@ -69,28 +70,28 @@ class Records:
         self._map = records_map
         self._capacity = calls.schema.capacity
         self.max_bytes = calls.schema.record_bytes  # size of the byte ring
-        # live ``layout.EXTENT`` of each slot; meaningless for slots without an item
+        # `layout.EXTENT` of each slot, in shared memory; not valid for a slot without an item
         self.extents = live.extents
-        self._usual_bytes = 256.0  # estimated size of a record
+        self._usual_bytes = 256.0  # moving average of the size of sampled records in bytes
 
     # Queries.
 
     @property
     def used(self) -> int:
-        """Number of bytes from the oldest record in use to the head."""
+        """Number of bytes between the tail and the head."""
         native = self._seat.native
         return int(native.byte_head - native.byte_tail)
 
     @property
     def content(self) -> memoryview:
-        """Live view of the bytes of the ring, mapped twice in a row."""
+        """View of the bytes of the ring in shared memory, which are mapped twice in succession."""
         return memoryview(self._map)
 
     def live(self) -> int:
-        """Returns the bytes of the records of all items, with headers. O(capacity)."""
+        """Returns the total size of all items' records in bytes, with headers. O(capacity)."""
         return live_bytes(self._live)
 
-    # The hot calls.
+    # Performance-critical calls.
 
     def write(
         self,
@@ -100,7 +101,18 @@ class Records:
         streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:
-        """Writes a batch at the head, over the oldest records; returns the first ticket."""
+        """Writes a batch of records at the head. The oldest records are evicted to make space.
+
+        Args:
+            batch: The records.
+            priorities: Raw priorities, float64[n]. None means the default priority.
+            streams: Stream number of each record, uint32[n]. None means stream 0.
+            timeout: Seconds to wait for slots or bytes that a living writer is filling. None means
+                no limit.
+
+        Returns:
+            The ticket of the first record.
+        """
         count, head, capacity = len(batch), int(self._seat.native.head), self._capacity
         if count == 0:
             return head
@@ -126,7 +138,22 @@ class Records:
         tickets: Ints | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> Flags:
-        """Writes record i to slot ``where[i]``; returns which records were written, bool[n]."""
+        """Writes record i to slot ``where[i]``, whatever the slot contains.
+
+        Args:
+            where: Slots, int64[n], without duplicates.
+            batch: The records.
+            priorities: Raw priorities, float64[n]. None means the default priority, or with
+                ``in_place`` the current priority.
+            in_place: If True, existing items keep their raw priorities, and `Ring.write_count` does
+                not change.
+            tickets: Expected tickets, int64[n]. A record is written only if its slot still has this
+                ticket. None writes all records.
+            timeout: See `write`.
+
+        Returns:
+            A mask of the records that were written, bool[n].
+        """
         count = len(batch)
         if count != len(where):
             raise ValueError(f"{count} records cannot be written to {len(where)} slots")
@@ -138,7 +165,7 @@ class Records:
             return written
         ordered = np.ascontiguousarray(where[order], np.int64)
         if (ordered[1:] == ordered[:-1]).any():
-            raise ValueError("a slot is named twice, but can take only one record; name it once")
+            raise ValueError("slots must be unique, but a slot was passed twice; pass it once")
         rows = batch.rows(order)
         raw = None if priorities is None else np.ascontiguousarray(priorities[order])
         expected = None if tickets is None else np.ascontiguousarray(tickets[order], np.int64)
@@ -160,7 +187,11 @@ class Records:
         return written
 
     def sample(self, count: int, key: int, *, beta: float | None) -> RecordSample:
-        """Samples records and copies them out, each validated. See `Ring.sample`."""
+        """Samples ``count`` records, and returns validated copies of them.
+
+        ``key`` and ``beta`` are described in `Ring.sample`. If ``beta`` is None, records are
+        sampled uniformly and without importance weights.
+        """
         index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         weights = None if beta is None else np.empty(count, np.float32)
         arguments = (
@@ -180,7 +211,10 @@ class Records:
         return RecordSample(batch, index, tickets, weights)
 
     def read(self, index: Ints) -> RecordSample:
-        """Copies records by slot, each validated; the size is 0 if the slot has no item."""
+        """Returns validated copies of the records in these slots, int64[n].
+
+        If a slot contains no item, the size of its record is 0 and its ticket is -1.
+        """
         index = np.ascontiguousarray(index, np.int64)
         count, tickets = len(index), np.empty(len(index), np.int64)
         slots_address, tickets_address = address(index), address(tickets)
@@ -195,12 +229,18 @@ class Records:
         return RecordSample(batch, index, tickets, None)
 
     def copy_out(self, descriptor: int, where: str) -> ItemSnapshot:
-        """Copies a snapshot of all records to a file as large as the byte ring, at their offsets.
+        """Copies a consistent snapshot of all records to a file.
 
-        Committed records do not change, so most are copied without a lock. The mutex is held for
-        the last megabyte, and for a scan of the slots.
+        Committed records do not change, so most of them are copied without a lock. The mutex is
+        held for the last megabyte and for a scan of the slots.
+
+        Args:
+            descriptor: Descriptor of the file, which has the size of the byte ring. Records are
+                written at the same offsets as in the ring.
+            where: Path of the file, for messages.
         """
-        # records after the claim of a dead writer could be copied only under the mutex
+        # Without this call, records after the claim of a dead writer could only be copied under the
+        # mutex.
         self._seat.reap_dead()
         copied, safe, _ = self._span()
         with Progress("copy", safe - copied) as progress:
@@ -208,9 +248,8 @@ class Records:
                 self._copy(descriptor, copied, safe, where, progress)
                 copied = safe
                 tail, safe, head = self._span()
-                copied = max(
-                    copied, tail
-                )  # records that were evicted during the copy are not needed
+                # Records that were evicted during the copy are not part of the snapshot.
+                copied = max(copied, tail)
                 if head - copied <= _COPY_LOCKED_BYTES:
                     break
         capacity = self._capacity
@@ -231,7 +270,8 @@ class Records:
             )
             if not isinstance(answer, int):
                 break
-            # a writer is suspended in a claim: copy the rest under the mutex
+            # A writer is suspended while it holds a claim, so more bytes than usual have to be
+            # copied under the mutex.
             if answer == -_core.NO_ROOM:
                 size = min(self.max_bytes, 2 * int(self._seat.native.needed))
             else:
@@ -246,23 +286,26 @@ class Records:
         return ItemSnapshot(tickets, sources, raw, *counts, extents, tail, byte_head)
 
     def _span(self) -> tuple[int, int, int]:
-        """Returns the tail, the end of the part that no client writes, and the head."""
+        """Returns the tail, the position of the first byte that a client is writing, and the head.
+
+        If no client is writing, the second position is the head.
+        """
         found: tuple[int, int, int] = self._calls.answer(
             lambda: self._seat.native.read_span(LOCK_TIMEOUT_NS), "copy_out"
         )
         return found
 
     def _copy(self, descriptor: int, start: int, stop: int, where: str, progress: Progress) -> None:
-        """Copies a range of the byte ring to a file."""
+        """Copies the bytes between two positions of the byte ring to a file."""
         content = self.content
         for at in range(start, stop, _COPY_PIECE_BYTES):
-            size = min(_COPY_PIECE_BYTES, stop - at)  # the mapped part starts at the tail
+            size = min(_COPY_PIECE_BYTES, stop - at)
             first = at % self.max_bytes
             self._pwrite(descriptor, content[first : first + size], at, where)
             progress.advance(size)
 
     def _pwrite(self, descriptor: int, content: memoryview, at: int, where: str) -> None:
-        """Writes bytes of the ring to a file at a position, wrapping around the end of the file."""
+        """Writes bytes of the ring to a file at a position, wrapping around at its end."""
         while len(content):
             offset = at % self.max_bytes
             try:
@@ -282,7 +325,15 @@ class Records:
         what: str,
         index: Ints | None = None,
     ) -> RecordBatch:
-        """Copies records to new memory, which is enlarged until they fit."""
+        """Copies records to new memory, which is enlarged until they fit.
+
+        Args:
+            count: Number of records.
+            call: Native call that copies the records. Its argument is the memory: the address and
+                size of the bytes, and the addresses of starts, sizes and positions.
+            what: Name of the operation, for messages.
+            index: Slots of the records, for messages. None for a sample.
+        """
         starts, sizes = np.empty(count, np.int64), np.empty(count, np.int64)
         positions = np.empty(count, np.uint64)
         size = int(count * self._usual_bytes * 1.25) + layout.PAGE
@@ -305,5 +356,6 @@ class Records:
         return RecordBatch(data[:used], starts, sizes)
 
 
-# A value that is neither a status nor a number of bytes.
+# Result of a copy for which the memory was too small. It differs from every status and every number
+# of bytes.
 _TOO_SMALL = 2**62

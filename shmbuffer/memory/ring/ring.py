@@ -1,15 +1,16 @@
-"""Operations on the ring of a buffer: makes one native call for each and handles its status.
+"""Operations on the ring of a buffer. Each operation is a native call whose status is checked here.
 
-     write:   claim ── fill ── commit      (the mutex is held for claim and commit, not for fill)
-     sample:  draw ── copy ── check, and draw again if an item has changed
+     write:   claim ── fill ── commit      (claim and commit take the mutex, fill does not)
+     sample:  draw ── copy ── validate; an item that has changed is replaced by another draw
      update:  priorities, by element and ticket
 
-A slot is one index of the first storage dimension and has ``width`` elements (1 unless the storage
-has several dimensions). Lane ``lane`` of a slot is element slot * width + lane. Tickets are int64.
+A slot is an index of the first storage dimension. It has ``width`` elements: 1, or the product of
+the other storage dimensions. Lane ``lane`` of a slot is the element slot * width + lane. Tickets
+are int64.
 
-Payload, index, tickets and weights are passed by address. The payload has one address for each
-leaf, in the order of ``schema.leaves``. The caller must check dtypes and shapes, and keep the
-memory alive and contiguous.
+The payload, indices, tickets and weights are passed as addresses. The payload has one address for
+each leaf, in the order of ``schema.leaves``. The caller must check dtypes and shapes. The memory
+must be contiguous and must stay alive during the call.
 """
 
 from __future__ import annotations
@@ -40,22 +41,24 @@ from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, WRITE_TIMEOUT_S
 
 
 class Ring(HasTotals):
-    """Gives one handle access to the ring of a buffer.
+    """The ring of a buffer, as one handle uses it.
 
     Args:
-        seat: The seat of the handle, whose definition is mapped.
+        seat: The seat of the handle. The files of the buffer must be mapped.
 
     Attributes:
         seat: The seat of the handle.
-        schema, capacity: The schema of an item, and the number of slots.
-        width, elements: The number of elements per slot, and capacity * width.
-        live: Live views of the words, sources, raw priorities and masses of all slots.
-        tree: The priority tree, with the exponents.
-        claims: The methods for writes in separate steps.
-        records: The byte ring if items are records; None if items are rows of leaves.
-        admission: The limits of writes and samples.
-        reservations: The reservations of space for later items.
-        consumers: The consumers, which each receive every item once.
+        schema: The schema of the buffer.
+        capacity: Number of slots.
+        width: Number of elements per slot.
+        elements: Number of elements, ``capacity * width``.
+        live: Views of the words, sources, raw priorities and masses of all slots in shared memory.
+        tree: The priorities, with their exponents.
+        claims: Writes in separate steps.
+        records: The byte ring if items are records, otherwise None.
+        admission: The limits for writes and samples.
+        reservations: Reservations of space for later items.
+        consumers: The consumers. Each consumer receives every item once.
     """
 
     def __init__(self, seat: Seat) -> None:
@@ -81,11 +84,11 @@ class Ring(HasTotals):
         leaves = ", ".join(leaf.name for leaf in self.schema.leaves) or "records or objects"
         return f"Ring({self.seat.where!r}, capacity={self.capacity}, {leaves})"
 
-    # Each property is one load, without a lock.
+    # The properties read one value, without a lock.
 
     @property
     def length(self) -> int:
-        """The number of elements that contain an item."""
+        """Number of elements that contain an item."""
         return int(self.seat.native.length)
 
     @property
@@ -95,19 +98,19 @@ class Ring(HasTotals):
 
     @property
     def cursor(self) -> int:
-        """The first element of the next write."""
+        """The first element that the next write at the head uses."""
         return int(self.seat.native.head) % self.capacity * self.width
 
     @property
     def write_count(self) -> int:
-        """The number of elements that all clients have written so far."""
+        """Number of elements that all clients together have written so far."""
         return int(self.seat.native.write_count)
 
     def leaf(self, i: int) -> memoryview:
-        """Returns a live view of the bytes of leaf ``i``, which keeps its map alive."""
+        """Returns a view of leaf ``i``'s bytes in shared memory, which keeps the map alive."""
         return memoryview(self._leaf_maps[i])
 
-    # The hot calls.
+    # Performance-critical calls.
 
     def write(
         self,
@@ -118,22 +121,25 @@ class Ring(HasTotals):
         streams: Streams | None = None,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> int:
-        """Writes ``count`` slots at the head of the ring: claim, fill, commit.
+        """Writes ``count`` slots at the head of the ring: claim, fill and commit.
 
         Args:
-            addresses: The address of ``[count, *lanes, *shape]`` in C order for each leaf.
-            count: The number of slots. If it exceeds the capacity, only the last slots are kept.
-            priorities: Raw priorities, float64, ``count * width``, as an array or an address. The
-                default is the largest priority ever set, or 1 before the first.
-            streams: uint32 ``[count]``, the stream of each slot; None for stream 0.
-            timeout: Seconds to wait for a slot that a living writer is filling; None: no limit.
+            addresses: For each leaf, the address of an array ``[count, *lanes, *shape]`` in C
+                order.
+            count: Number of slots. If it exceeds the capacity, only the last slots are kept.
+            priorities: Raw priorities, float64 ``[count * width]``, as an array or an address. None
+                means the largest priority that was ever set, but at least 1.
+            streams: Stream number of each slot, uint32 ``[count]``. None means stream 0.
+            timeout: Seconds to wait for a slot that a living writer is filling. None means no
+                limit.
 
         Returns:
-            The first ticket: item k, lane l is element ``(ticket + k) % capacity * width + l``.
+            The ticket of the first slot. Lane l of item k is the element
+            ``(ticket + k) % capacity * width + l``.
 
         Raises:
-            RingOverrunError: A living writer did not finish in time; nothing was written.
-            ValueError: A priority is NaN, infinite, negative or too large; nothing was written.
+            RingOverrunError: A living writer did not finish in time. Nothing was written.
+            ValueError: A priority is NaN, infinite, negative or too large. Nothing was written.
             BufferClosedError, LockTimeout, BufferNeedsRestart: Nothing was written.
         """
         if count == 0:
@@ -155,17 +161,22 @@ class Ring(HasTotals):
             raise
 
     def raise_if_timed_out(self, status: int, what: str = "write") -> None:
-        """Handles the status of a failed fast call, before the caller repeats it more slowly.
+        """Raises LockTimeout if the status of a fast native call is a timeout of the mutex.
 
-        A timeout of the lock raises LockTimeout at once, because the fast call has already waited.
+        After any other failure, the caller repeats the call in a slower way, which raises the
+        error. This would be a second wait after a timeout.
+
+        Args:
+            status: The status that the native call returned.
+            what: Name of the operation, for the message.
         """
         if status == -_core.LOCK_TIMEOUT:
             raise_for_status(self.seat, -status, what)
 
     def require_linked(self) -> None:
-        """Raises BufferUnlinkedError if the directory was removed; checks this once per second.
+        """Raises BufferUnlinkedError if the directory was removed. Checks it once per second.
 
-        All calls that read or write items do this check, except for `read`. Cost: 0.1 µs.
+        All calls that read or write items include this check, except `read`. Costs 0.1 µs.
         """
         require_linked(self.seat)
 
@@ -178,14 +189,15 @@ class Ring(HasTotals):
         in_place: bool,
         timeout: float | None = WRITE_TIMEOUT_S,
     ) -> None:
-        """Writes row i of the payload to slot ``where[i]``.
+        """Writes row i of the payload to slot ``where[i]``, whatever the slot contains.
 
-        The head of the ring does not change. If a slot is given twice, the last row is kept.
+        The next write at the head uses the same slot as before. If ``where`` contains a slot twice,
+        the last row is kept.
 
         Args:
-            where: int64, slots.
-            addresses: The address of ``[len(where), *lanes, *shape]`` for each leaf.
-            priorities: Raw priorities, float64, ``len(where) * width``.
+            where: Slots, int64[n].
+            addresses: For each leaf, the address of an array ``[n, *lanes, *shape]``.
+            priorities: Raw priorities, float64 ``[n * width]``, as an array or an address.
             in_place: If True, existing items keep their raw priorities, and `write_count` does not
                 change.
             timeout: See `write`.
@@ -223,25 +235,29 @@ class Ring(HasTotals):
         beta: float = 0.0,
         prioritized: bool,
     ) -> int:
-        """Samples ``count`` elements and copies them out, each validated.
+        """Samples ``count`` elements, and copies validated rows of them.
+
+        If there are no committed items because writers are filling the whole ring, the call waits
+        up to 5 s.
 
         Args:
-            count: The number of elements.
-            key: 64 random bits; the same key on the same buffer samples the same elements.
-            out: The address of ``[count, *shape]`` for each leaf; None for no payload.
-            index: The address of int64[count], for the elements.
-            tickets: The address of int64[count].
-            weights: The address of float32[count], or 0, for (mass / smallest mass) ** -beta
-                (Schaul et al. 2016, section 3.4, normalised by the largest weight in the buffer).
-            beta: The importance-sampling exponent.
-            prioritized: If True, sample with probability proportional to mass, otherwise uniformly
-                over committed items. If all masses are zero, sampling is uniform.
+            count: Number of elements.
+            key: 64 random bits. With the same key and the same content of the buffer, the same
+                elements are sampled.
+            out: For each leaf, the address of an output array ``[count, *shape]``. None copies no
+                payload.
+            index: Address of an output array int64[count] for the elements.
+            tickets: Address of an output array int64[count] for their tickets.
+            weights: Address of an output array float32[count] for the importance weights, or 0. A
+                weight is ``(mass / smallest mass) ** -beta`` (Schaul et al. 2016, section 3.4,
+                normalized by the largest weight in the buffer).
+            beta: Exponent of the importance weights.
+            prioritized: If True, elements are sampled with probability proportional to their mass.
+                If False, or if all masses are zero, they are sampled uniformly.
 
         Returns:
             The number of rows that were sampled again because they were overwritten during the
             copy.
-
-        If no item is committed because the whole ring is being written, the call waits up to 5 s.
 
         Raises:
             EmptyBufferError: No item is committed.
@@ -254,13 +270,14 @@ class Ring(HasTotals):
         return self._calls.again(result, lambda: int(self.seat.native.sample(*given)), "sample")
 
     def read(self, index: int, count: int, out: Sequence[int], tickets: int) -> int:
-        """Copies elements by index, each validated.
+        """Copies validated rows of the given elements.
 
         Args:
-            index: The address of int64[count].
-            count: The number of elements.
-            out: The address of ``[count, *shape]`` for each leaf.
-            tickets: The address of int64[count]; -1 if the slot contains no item.
+            index: Address of the elements, int64[count].
+            count: Number of elements.
+            out: For each leaf, the address of an output array ``[count, *shape]``.
+            tickets: Address of an output array int64[count] for the tickets. A ticket is -1 if the
+                slot contains no item.
 
         Returns:
             The number of elements without an item.
@@ -278,22 +295,23 @@ class Ring(HasTotals):
     def update(
         self, index: Ints, priorities: Floats, tickets: Ints | None = None
     ) -> tuple[int, int]:
-        """Sets raw priorities; if an element is given twice, its last priority is kept.
+        """Sets raw priorities. If ``index`` contains an element twice, its last priority is kept.
 
         Args:
-            index: int64[n], elements.
-            priorities: float64[n], raw priorities.
-            tickets: int64[n], the tickets of the items. If a slot has a different ticket now, its
-                element is not changed.
+            index: Elements, int64[n].
+            priorities: Raw priorities, float64[n].
+            tickets: Tickets of the items, int64[n]. A priority is dropped if its slot now has
+                another ticket. None sets the priorities of the current items.
 
         Returns:
-            The number of applied priorities, and the number whose item was overwritten or removed.
+            The number of priorities that were set, and the number that were dropped because their
+            items were overwritten or removed.
 
         Raises:
-            ValueError: A priority is NaN, infinite, negative or too large; nothing was changed.
-            IndexError: An element does not exist; nothing was changed.
-            LockTimeout: A living process holds the mutex. The mutex is taken for 128 priorities at
-                a time, so the first ones may have been set.
+            ValueError: A priority is NaN, infinite, negative or too large. Nothing was changed.
+            IndexError: An element does not exist. Nothing was changed.
+            LockTimeout: A living process held the mutex for too long. The mutex is taken for 128
+                priorities at a time, so the first priorities may have been set.
         """
         count = len(index)
         if count == 0:
@@ -305,7 +323,7 @@ class Ring(HasTotals):
             given = "" if tickets is None else f", {len(tickets)} generations"
             raise ValueError(
                 f"update: {count} indices and {len(priorities)} priorities{given} were given; pass"
-                " as many of each"
+                " the same number of each"
             )
         at = address(index), address(tickets), address(priorities), count
         applied = self._calls.run(
@@ -316,11 +334,11 @@ class Ring(HasTotals):
     def update_arrays(
         self, index: Any, priorities: Any, tickets: Any = None
     ) -> tuple[int, int] | None:
-        """Sets raw priorities like `update`, from arrays or tensors that the C core reads directly.
+        """Sets raw priorities like `update`, but passes arrays or tensors to the C core unchanged.
 
         Returns:
-            The result of `update`. None if the arguments are unsuitable, an index is out of range,
-            or the core has rejected the call; `update` then raises the error.
+            The result of `update`. None if the core cannot read an argument directly, an index is
+            out of range, or the core has rejected the call. Call `update` in these cases.
         """
         found = self.seat.native.update_arrays(index, priorities, tickets, LOCK_TIMEOUT_NS)
         if type(found) is int:
@@ -336,38 +354,41 @@ class Ring(HasTotals):
         self._calls.ask("empty", keep_write_count)
 
     def snapshot(self) -> bytes:
-        """Returns the runtime page and the registry, for `counters.split_snapshot`."""
+        """Returns a consistent copy of the runtime page and the registry.
+
+        `counters.split_snapshot` parses the copy.
+        """
         return bytes(
             self._calls.answer(lambda: self.seat.native.snapshot(LOCK_TIMEOUT_NS), "snapshot")
         )
 
     def restore(self, ticket: int, write_count: int, max_priority: float | None) -> None:
-        """Sets the next ticket, the write count and the largest priority.
+        """Sets the next ticket, the write count and the largest priority after a load.
 
-        Used for a buffer whose items were loaded. The items do not change.
+        The items do not change.
 
         Args:
-            ticket: The next ticket. If it was already used, the next ticket of its slot is used.
-            write_count: The number of elements written.
-            max_priority: The largest raw priority ever set; None if none was set yet.
+            ticket: The next ticket. If it was already used, a later ticket of the same slot is set.
+            write_count: Number of elements that were written.
+            max_priority: The largest raw priority that was ever set, or None.
         """
         greatest = -1.0 if max_priority is None else float(max_priority)
         self._calls.ask("restore", ticket, write_count, greatest)
 
     def copy_out(self, out: Sequence[int]) -> ItemSnapshot:
-        """Copies all items of one point in time, while other clients continue to write.
+        """Copies a consistent snapshot of all items, while other clients continue to write.
+
+        Cost: All bytes are copied once. Bytes that are written during the copy are copied again.
+        The mutex is held while the words and raw priorities are scanned, and while the slots of the
+        last round are copied. The scan takes a few milliseconds per million elements.
 
         Args:
-            out: The address of ``[capacity, *lanes, *shape]`` for each leaf. The rows of slots
-                without an item are not changed, or contain arbitrary bytes.
-
-        Cost: all bytes are copied once, and bytes that are written during the copy are copied
-        again. The mutex is held for a scan of the words and raw priorities, and for the slots that
-        were written during the last round. The scan takes a few milliseconds per million elements.
+            out: For each leaf, the address of an output array ``[capacity, *lanes, *shape]``. The
+                rows of slots without an item contain arbitrary bytes afterwards.
         """
         return copy_rows(self._calls, tuple(out), self.length)
 
     def limit(self, wanted: RateLimiter | Quota | None) -> None:
-        """Sets the limits of writes and samples; see `Engine.set_limiter`."""
+        """Sets or removes the limits for writes and samples (`Engine.set_limiter`)."""
         numbers = NO_LIMIT if wanted is None else wanted.to_numbers()
         self._calls.ask("set_limits", *numbers)

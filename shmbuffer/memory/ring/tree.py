@@ -1,7 +1,8 @@
-"""Gives a handle access to the priority tree of a ring: exponents, masses and priorities.
+"""The priority tree of a ring: exponents, masses and raw priorities.
 
-The raw priorities are stored in addition to the masses, so the masses can be recomputed exactly if
-alpha or eps is changed. The C core maintains the tree; `priorities` lists its invariants.
+The raw priorities are stored in addition to the masses, so that the masses can be recomputed
+exactly when alpha or eps changes. The C core maintains the tree. The module `priorities` describes
+its invariants.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from shmbuffer.memory.mapped.slots_file import SlotsFile
 
 
 class PriorityTree:
-    """The priorities of one handle's ring. Available as `Ring.tree`."""
+    """Access to the priorities in a handle's ring. Available as `Ring.tree`."""
 
     def __init__(self, calls: Calls, live: SlotsFile) -> None:
         self._calls = calls
         self._seat = calls.seat
         self._live = live
-        # returns the default priority of new items; the argument is their slots, or None if the
-        # slots are already claimed. None: the largest priority ever set
+        # Function that returns the default priority of new items. Its argument are their slots, or
+        # None if the slots are already claimed. If there is no function, the default is the largest
+        # priority that was ever set.
         self.initial: Callable[[Ints | None], float] | None = None
 
-    # Each property is one load, without a lock.
+    # The properties up to `p_min` read one value, without a lock.
 
     @property
     def prioritized(self) -> bool:
-        """True if the ring keeps priorities."""
+        """True if the ring has priorities."""
         return bool(self._seat.native.prioritized)
 
     @property
@@ -40,18 +42,18 @@ class PriorityTree:
 
     @property
     def eps(self) -> float:
-        """The constant added to a raw priority."""
+        """The constant that is added to raw priorities."""
         return float(self._seat.native.eps)
 
     @property
     def max_priority(self) -> float | None:
-        """The largest raw priority ever set; None before the first."""
+        """The largest raw priority that was ever set, or None if no priority was set."""
         greatest = float(self._seat.native.max_priority)
         return greatest if greatest >= 0 else None
 
     @property
     def default_priority(self) -> float:
-        """The default priority of a new item: the largest ever set, or 1 before the first."""
+        """The default priority of a new item: the largest priority ever set, but at least 1."""
         return max(1.0, float(self._seat.native.max_priority))
 
     @property
@@ -61,37 +63,57 @@ class PriorityTree:
 
     @property
     def p_min(self) -> float:
-        """The smallest positive mass; 0 if no mass is positive."""
+        """The smallest positive mass, or 0 if no mass is positive."""
         return float(self._seat.native.least)
 
     @property
     def updates(self) -> int:
-        """Number of updates plus deaths, because a client may die before it counts its update."""
+        """A number that increases with every priority update, for the detection of changes.
+
+        It is the sum of counted updates and deaths of clients. A client may die after an update and
+        before it counts the update.
+        """
         control = self._seat.control
         deaths = control.runtime["reaped"][0] + control.runtime["repairs"][0]
         return int(control.entries["updates_applied"].sum() + deaths)
 
     def priorities(self, elements: Ints | slice | None = None) -> Floats:
-        """Returns a copy of raw priorities, or a view for a slice; NaN without a priority."""
+        """Returns the raw priorities of these elements, or of all elements if None is passed.
+
+        An element without a priority has NaN. For a slice, the result is a view in shared memory.
+        Otherwise it is a copy.
+        """
         return self._live.raw.copy() if elements is None else self._live.raw[elements]
 
     def mass(self, elements: Ints | slice | None = None) -> Floats:
-        """Returns a copy of the tree's leaves, or a live view for a slice."""
+        """Returns the masses of these elements, or of all elements if None is passed.
+
+        For a slice, the result is a view in shared memory. Otherwise it is a copy.
+        """
         return self._live.mass.copy() if elements is None else self._live.mass[elements]
 
     def choose_priorities(self, taken: Ints | None, count: int) -> Floats | None:
-        """Returns priorities for ``count`` new elements; None if the core chooses them."""
+        """Returns default priorities for ``count`` new elements, or None if the core chooses them.
+
+        Args:
+            taken: The slots of the new items, or None if they are already claimed.
+            count: Number of elements.
+        """
         return None if self.initial is None else np.full(count, self.initial(taken))
 
     # Exponents.
 
     def bind(self, alpha: float, eps: float) -> None:
-        """Enables the tree, and computes the masses of all items. O(capacity), once."""
+        """Enables priorities, and computes the masses of all items. Costs O(capacity) once."""
         self._set(alpha, eps, f"bind_priorities({alpha}, {eps})", bind=True)
 
     def set_alpha(self, alpha: float | None, eps: float | None = None) -> None:
-        """Recomputes the masses from the raw priorities. O(capacity). None keeps the old value."""
+        """Changes the exponents, and recomputes all masses from the raw priorities. O(capacity).
+
+        None keeps the current value of ``alpha`` or ``eps``.
+        """
         self._set(alpha, eps, f"set_alpha({alpha}, {eps})", bind=False)
 
     def _set(self, alpha: float | None, eps: float | None, what: str, *, bind: bool) -> None:
+        """Sets the exponents in the C core. ``what`` describes the call for messages."""
         self._calls.ask("set_alpha", alpha, eps, bind, what=what)

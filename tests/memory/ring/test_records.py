@@ -274,7 +274,7 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_changes(engine
     batch = records([7, 8])
     with pytest.raises(ValueError, match="2 records cannot be written to 1 slots"):
         held.place(slots(0), batch, in_place=False)
-    with pytest.raises(ValueError, match="a slot is named twice"):
+    with pytest.raises(ValueError, match="slots must be unique"):
         held.place(slots(1, 1), batch, in_place=False)
     with pytest.raises(IndexError, match="index 16 at position 1 is outside of the buffer of 16"):
         held.place(slots(1, 16), batch, in_place=False)

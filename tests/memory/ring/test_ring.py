@@ -1127,9 +1127,12 @@ def test_priorities_have_the_size_and_the_type_that_is_read(ring: Ring) -> None:
         (np.ones(4), "4 priorities were given for 3 elements"),
         (
             np.ones(3, np.float32),
-            r"priorities must be float64 and contiguous, but are float32\[3\]",
+            r"priorities must be a contiguous array of float64, but are float32\[3\]",
         ),
-        (np.ones(6)[::2], r"priorities must be float64 and contiguous, but are float64\[3\]"),
+        (
+            np.ones(6)[::2],
+            r"priorities must be a contiguous array of float64, but are float64\[3\]",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             write(ring, range(3), bad)
