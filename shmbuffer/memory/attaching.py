@@ -45,10 +45,10 @@ OnExisting = Literal["attach", "recover"]
 role_of_this_process: Role = "client"
 """The default role of this process; "collector" if a coordinator spawned it."""
 
-LOOK_S = 0.01
+POLL_S = 0.01
 """Interval at which a waiting ``attach`` checks whether the buffer exists."""
 
-SAY_S = 2.0
+LOG_AFTER_S = 2.0
 """Time after which a waiting ``attach`` logs the path."""
 
 log = logging.getLogger("shmbuffer.service")
@@ -71,19 +71,19 @@ def attach_engine(
     role = role or role_of_this_process
     if role not in get_args(Role):
         raise ValueError(f"role must be one of {', '.join(get_args(Role))}, but is {role!r}")
-    began_s, said = time.monotonic(), False
+    began_s, is_logged = time.monotonic(), False
     deadline_s = began_s + timeout
     while (engine := _open_if_present(path, role, deadline_s, requested, on_existing)) is None:
         if (now_s := time.monotonic()) >= deadline_s:
             raise _timeout(path, timeout)
-        if not said and now_s - began_s >= SAY_S:
-            said = True
+        if not is_logged and now_s - began_s >= LOG_AFTER_S:
+            is_logged = True
             log.warning(
                 "%s: attach() has waited %g s for a buffer, and will wait up to %g s more; the "
                 "path %s%s",
-                *(path.absolute(), SAY_S, timeout - SAY_S, _state(path), _hint(path)),
+                *(path.absolute(), LOG_AFTER_S, timeout - LOG_AFTER_S, _state(path), _hint(path)),
             )
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return engine
 
 

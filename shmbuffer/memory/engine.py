@@ -141,10 +141,10 @@ class Engine:
         engine = cls(seat, adopting=existing == "adopt", prefault=prefault)
         engine.report = report
         if temporary or auto_cleanup:
-            engine._own()
+            engine._register_ownership()
         if seat.mapped is not None:
             try:
-                engine.pages.make(seat, wait=True)
+                engine.pages.start(seat, wait=True)
             except BaseException:
                 engine.close()
                 raise
@@ -160,7 +160,7 @@ class Engine:
                 # Another thread may have created the ring in the meantime.
                 if self.seat.mapped is not None and self._ring is None:
                     self._ring = Ring(self.seat)
-                    self.pages.make(self.seat)
+                    self.pages.start(self.seat)
         return self._ring
 
     @property
@@ -215,7 +215,7 @@ class Engine:
         if ring is None:
             raise BufferClosedError(f"{self.where}: the buffer is being removed; create it again")
         ring.schema.require_same(schema, self.where)
-        self.pages.make(seat, wait=True)
+        self.pages.start(seat, wait=True)
         return ring
 
     def undefine(self, *, timeout: float = 60.0) -> bool:
@@ -381,10 +381,10 @@ class Engine:
                 diagnosis.Diagnosis.from_control(files, self.seat.control)
             )
         if taken:
-            self._own()
+            self._register_ownership()
         return taken
 
-    def _own(self) -> None:
+    def _register_ownership(self) -> None:
         if self.path is not None:
             self._ownership = removal.own(self.path, self.superblock.uuid)
 

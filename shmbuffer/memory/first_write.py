@@ -37,7 +37,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
 @contextmanager
 def _show_wait(seat: Seat, min_size: int) -> Iterator[None]:
     """Shows in the registry that this client waits for a write, because there is no ring yet."""
-    mine = seat.control.entries[seat.entry : seat.entry + 1]
+    own_entry = seat.control.entries[seat.entry : seat.entry + 1]
     fields = {
         "waits_since_ns": time.monotonic_ns(),
         "samples_wanted": min(min_size, 2**32 - 1),
@@ -46,10 +46,10 @@ def _show_wait(seat: Seat, min_size: int) -> Iterator[None]:
     }
     try:
         for name, value in fields.items():
-            mine[name] = value
+            own_entry[name] = value
             _core.reached("flow.shown")
         yield
     finally:
         if not seat.closed:
-            mine["waits_for"] = 0
+            own_entry["waits_for"] = 0
             _core.reached("flow.shown")

@@ -17,20 +17,20 @@ class Pages:
     def __init__(self, prefault: Prefault) -> None:
         self._prefault = prefault
         self._populating: Populating | None = None
-        self._maker = os.getpid()
+        self._owner_pid = os.getpid()
 
     @property
     def prefault(self) -> Prefault:
         """The requested mode."""
-        return self._prefault if self._maker == os.getpid() else OFF
+        return self._prefault if self._owner_pid == os.getpid() else OFF
 
-    def make(self, seat: Seat, *, wait: bool = False) -> None:
+    def start(self, seat: Seat, *, wait: bool = False) -> None:
         """Starts the prefault once there are pages; ``wait``: waits for its end in mode "full"."""
         if not self.prefault or seat.mapped is None:
             return
         if self._populating is None:
             self._populating = Populating(
-                _parts(seat, seat.mapped),
+                _bytes_to_prefault(seat, seat.mapped),
                 in_memory=seat.backing.in_memory,
                 reserved=seat.has_its_pages(),
                 prefault=self._prefault,
@@ -43,14 +43,14 @@ class Pages:
 
     def stop(self) -> None:
         """Stops the prefault; allocated pages are kept."""
-        if self._populating is not None and self._maker == os.getpid():
+        if self._populating is not None and self._owner_pid == os.getpid():
             self._populating.stop()
 
 
-def _parts(seat: Seat, mapped: Mapped) -> list[tuple[_core.Map, int]]:
+def _bytes_to_prefault(seat: Seat, mapped: Mapped) -> list[tuple[_core.Map, int]]:
     """Returns each map with the number of its bytes to prefault, up to the last slot with space."""
     slots = int(seat.control.runtime["allocated"][0])
     if slots >= mapped.schema.capacity:
-        return [(one, one.nbytes) for one in mapped.maps]
+        return [(mapped_file, mapped_file.nbytes) for mapped_file in mapped.maps]
     sizes = mapped.slots.nbytes, *mapped.schema.bytes_of_slots(slots)
     return list(zip(mapped.maps, sizes, strict=True))

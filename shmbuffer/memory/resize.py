@@ -26,25 +26,25 @@ def grow(engine: Engine, capacity: int) -> Engine:
     assert ring is not None
     assert not engine.shared
     assert not ring.schema.leaves
-    moment = ring.copy_out(())
+    snapshot = ring.copy_out(())
     larger = Engine.anonymous(replace(engine.settings, capacity=capacity))
-    fresh = larger.define(Schema((), capacity, (), ring.schema.structure))
+    new_ring = larger.define(Schema((), capacity, (), ring.schema.structure))
     if ring.tree.prioritized:
-        fresh.tree.bind(ring.tree.alpha, ring.tree.eps)
-    present = np.nonzero(moment.tickets >= 0)[0]
-    raw = np.ascontiguousarray(moment.priorities[present])
+        new_ring.tree.bind(ring.tree.alpha, ring.tree.eps)
+    present = np.nonzero(snapshot.tickets >= 0)[0]
+    raw = np.ascontiguousarray(snapshot.priorities[present])
     if len(present):
-        fresh.claims.claim_slots(present, in_place=False)
-        fresh.claims.commit(None if np.isnan(raw).any() else raw)
-        sources = fresh.live.sources  # no other thread sees them yet
-        sources[present] = moment.sources[present]
-    fresh.restore(moment.head % ring.capacity, moment.write_count, moment.max_priority)
-    fresh.tree.initial = ring.tree.initial
+        new_ring.claims.claim_slots(present, in_place=False)
+        new_ring.claims.commit(None if np.isnan(raw).any() else raw)
+        sources = new_ring.live.sources  # no other thread sees them yet
+        sources[present] = snapshot.sources[present]
+    new_ring.restore(snapshot.head % ring.capacity, snapshot.write_count, snapshot.max_priority)
+    new_ring.tree.initial = ring.tree.initial
     old = ring.live.raw
-    vars(ring).update(vars(fresh))  # one step, as other threads see it
+    vars(ring).update(vars(new_ring))  # one step, as other threads see it
     larger._ring, engine._ring = ring, None
     engine.close()  # waits for running calls on the old memory
-    late = old[present]
-    changed = (late != raw) & ~np.isnan(late) & (ring.tree.priorities(present) == raw)
-    ring.update(present[changed], np.ascontiguousarray(late[changed]))
+    current = old[present]
+    changed = (current != raw) & ~np.isnan(current) & (ring.tree.priorities(present) == raw)
+    ring.update(present[changed], np.ascontiguousarray(current[changed]))
     return larger

@@ -120,7 +120,7 @@ def stats(seat: Seat) -> dict[str, int | float]:
     return {"weights_version": found["version"], "weights_age_s": age_s}
 
 
-def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+def flatten(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     """Returns the leaves of nested mappings, by path."""
     if not isinstance(state_dict, Mapping):
         raise TypeError(
@@ -131,14 +131,14 @@ def flat(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
         if not isinstance(key, str):
             raise TypeError(f"publish: the name of a tensor must be a string, but is {key!r}")
         if isinstance(value, Mapping):
-            found |= {(key, *path): inner for path, inner in flat(value).items()}
+            found |= {(key, *path): inner for path, inner in flatten(value).items()}
         else:
             found |= {(key,): value}
     return found
 
 
-def nested(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
-    """Returns nested mappings with the values at the paths of the leaves, the inverse of `flat`."""
+def nest(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
+    """Returns nested mappings with the values at the paths of the leaves, the inverse of `flatten`."""
     root: dict[str, Any] = {}
     for leaf, value in zip(leaves, values, strict=True):
         folder = root
@@ -163,7 +163,7 @@ def publish_arrays(
     file = _file_of(seat)
     known = {} if file is None else {leaf.path: leaf.dtype for leaf in file.form.leaves}
     leaves, arrays = [], []
-    for path, value in flat(state_dict).items():
+    for path, value in flatten(state_dict).items():
         dtype, array = _array(path, value, named)
         wanted = DTYPES[known.get(path, dtype)]
         if not wanted.in_numpy and wanted.array == array.dtype:  # as returned by `newest_arrays`
@@ -183,7 +183,7 @@ def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
         part.view(DTYPES[leaf.dtype].array).reshape(leaf.shape)
         for leaf, part in zip(leaves, found.parts(), strict=True)
     ]
-    return Weights(found.version, found.step, nested(leaves, arrays))
+    return Weights(found.version, found.step, nest(leaves, arrays))
 
 
 def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> Named:
@@ -220,11 +220,11 @@ def _file_of(seat: Seat) -> WeightsFile | None:
 def _directory_of(seat: Seat) -> Directory:
     directory = seat.backing.directory
     if directory is None:
-        raise nowhere(seat.where)
+        raise no_directory_error(seat.where)
     return directory
 
 
-def nowhere(where: str) -> ShmBufferError:
+def no_directory_error(where: str) -> ShmBufferError:
     """Returns the error for a buffer without a directory."""
     return ShmBufferError(
         f"{where}: weights are published in the directory of a buffer, but this buffer has none; "

@@ -211,7 +211,7 @@ def test_a_device_says_where_samples_go(scratch_dir: Path, max_bytes: int | None
 def test_a_long_wait_is_logged_with_the_buffers_nearby(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(attaching, "SAY_S", 0.0)
+    monkeypatch.setattr(attaching, "LOG_AFTER_S", 0.0)
     monkeypatch.chdir(tmp_path)
     for name in ("run/replay", "run/eval"):
         Coordinator(name, capacity=8).close()

@@ -21,7 +21,7 @@ def publish(
     storage: Storage, state_dict: Mapping[str, Any], step: int, timeout: float = TIMEOUT_S
 ) -> int:
     """Publishes weights; `ReplayBuffer.publish` describes the arguments."""
-    tensors = {path: _bytes(path, value) for path, value in weights.flat(state_dict).items()}
+    tensors = {path: _bytes(path, value) for path, value in weights.flatten(state_dict).items()}
     leaves = [Leaf(path, dtype_name(one.dtype), tuple(one.shape)) for path, one in tensors.items()]
     addresses = [one.data_ptr() for one in tensors.values()]
     return weights.publish(_seat(storage), leaves, addresses, step, timeout)
@@ -39,7 +39,7 @@ def newest(storage: Storage, than: int | None) -> Weights | None:
         else cpu.empty(leaf.shape, dtype=torch_dtype(leaf.dtype))
         for leaf, part in zip(leaves, found.parts(), strict=True)
     ]
-    return Weights(found.version, found.step, weights.nested(leaves, tensors))
+    return Weights(found.version, found.step, weights.nest(leaves, tensors))
 
 
 def _seat(storage: Storage) -> Seat:
@@ -50,7 +50,7 @@ def _seat(storage: Storage) -> Seat:
     """
     backed = ring_backed(storage, "publish and newest need")
     if not backed.shared:
-        raise weights.nowhere(backed.where)
+        raise weights.no_directory_error(backed.where)
     return backed.engine().seat
 
 
