@@ -1,19 +1,20 @@
 """Shared memory: stores items, gives processes access to them, and repairs them after a crash.
 
-These modules use only numpy and the C core, so a collector with arrays does not import torch.
+This package needs only NumPy and the C core. A collector that uses NumPy arrays therefore does not
+import torch.
 
-A folder imports only from the folders above it. The modules in this folder combine them to
-`Engine`:
+Each subpackage imports only from the subpackages above it in this list. The modules in this folder
+combine all of them to `Engine`:
 
-    system          files, pages, time, processes
-    format          the meaning of each shared byte
-    mapped          the files of a buffer as processes map them
-    record_format   the bytes of one record
-    clients         file locks, the registry, unfinished rollouts
-    directory       creation, diagnosis, growth and removal of the files of a buffer
-    flow            flow control: the rate limiter, reservations, consumers, waiting
-    ring            reads and writes of items: rows, records, priorities
-    upkeep          recovery, durability, checks, history
+    system          files, pages, time and processes
+    format          the layout of all shared bytes
+    mapped          the mapped files of a buffer
+    record_format   the layout of a record
+    clients         file locks, the registry of clients, unfinished rollouts
+    directory       creation, diagnosis, growth and removal of a buffer's files
+    flow            flow control: rate limiter, reservations, consumers, waiting
+    ring            reads and writes of rows, records and priorities
+    upkeep          recovery, flushes, checks and history
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attaches to a directory by its path; opens saves, and copies of buffers that are read-only."""
+"""Attaches to the buffer in a directory, or opens a save or a private copy of a buffer."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ from shmbuffer.memory.upkeep.copied_buffer import copy_buffer, repair_copy
 Role = Literal["client", "collector", "learner", "coordinator"]
 
 OnExisting = Literal["attach", "recover"]
-"""Treatment of a save: open it for reading, or turn it into a live buffer."""
+"""How a save is opened: only for reading, or by turning it into a live buffer."""
 
 role_of_this_process: Role = "client"
-"""The default role of this process; "collector" if a coordinator spawned it."""
+"""The default role of new clients. It is "collector" in a process that a coordinator spawned."""
 
 POLL_S = 0.01
-"""Interval at which a waiting ``attach`` checks whether the buffer exists."""
+"""Seconds between the checks of a waiting ``attach`` whether the buffer exists."""
 
 LOG_AFTER_S = 2.0
-"""Time after which a waiting ``attach`` logs the path."""
+"""Seconds after which a waiting ``attach`` logs a warning with the path."""
 
 log = logging.getLogger("shmbuffer.service")
 
@@ -61,7 +61,19 @@ def attach_engine(
     requested: Prefault,
     on_existing: OnExisting = "attach",
 ) -> Engine:
-    """Attaches to the buffer of a directory, and waits for it up to ``timeout``."""
+    """Attaches to the buffer in a directory, and waits if the buffer does not exist yet.
+
+    Args:
+        path: The directory of the buffer, or of a save.
+        timeout: Maximum number of seconds to wait.
+        role: Role of the client, or None for the default of this process.
+        requested: The prefault settings of the handle.
+        on_existing: How a save is opened.
+
+    Raises:
+        AttachTimeout: There is still no buffer after ``timeout`` seconds.
+        ValueError: An argument is invalid.
+    """
     if on_existing not in get_args(OnExisting):
         raise ValueError(
             f"on_existing must be one of {', '.join(get_args(OnExisting))}, but is {on_existing!r}"
@@ -88,14 +100,15 @@ def attach_engine(
 
 
 def open_save(path: Path, *, verify: bool) -> Engine:
-    """Opens a save for reading; priorities and passes change in this process only.
+    """Opens a save for reading.
 
-    No lock is taken, and no other process sees the handle. Every write raises ReadOnlyError.
+    Changes of priorities and consumers stay in this process. No lock is taken, and other processes
+    do not see the handle. Every write raises ReadOnlyError.
 
     Args:
-        path: The directory.
-        verify: Whether to compare every item with its checksum. The handle's ``report`` has the
-            number of dropped items.
+        path: The directory of the save.
+        verify: Whether every item is compared with its checksum. The ``report`` of the handle
+            contains the number of items that were dropped.
     """
     with Directory.open(path, reading=True, allow_unsafe_fs=True) as directory:
         return _open_private(Files(directory, private=True), verify=verify)[0]
@@ -104,7 +117,8 @@ def open_save(path: Path, *, verify: bool) -> Engine:
 def open_copy(path: Path) -> tuple[Engine, int]:
     """Opens a private copy, in memory, of a buffer that this process can only read.
 
-    No other process sees the handle. Its ``report`` has the number of dropped items.
+    Other processes do not see the handle. Its ``report`` contains the number of items that were
+    dropped.
 
     Returns:
         The handle, and the number of elements that were overwritten during the copy.
@@ -118,13 +132,17 @@ def open_copy(path: Path) -> tuple[Engine, int]:
 
 
 def _open_private(files: Files, *, verify: bool) -> tuple[Engine, int]:
-    """Opens a private copy; returns the handle and the number of elements changed by then."""
+    """Opens a private copy of a buffer or save.
+
+    Returns:
+        The handle, and the number of elements that were overwritten during the copy.
+    """
     require_platform()
     copy = copy_buffer(files)
     if copy.mapped is None:
         raise EmptyBufferError(
-            f"{files.path}: the buffer has no item, because nothing has been written yet; write to"
-            " it first"
+            f"{files.path}: the buffer has no items, because nothing has been written yet; write"
+            " items first"
         )
     report = repair_copy(copy, copy.mapped, verify=verify)
     backing = Anonymous.wrap(files.dictionary(), str(files.path))
@@ -136,7 +154,7 @@ def _open_private(files: Files, *, verify: bool) -> tuple[Engine, int]:
 def _open_if_present(
     path: Path, role: Role, deadline_s: float, prefault: Prefault, on_existing: OnExisting
 ) -> Engine | None:
-    """Returns a handle, or None if there is no buffer now."""
+    """Opens the buffer or save in a directory. Returns None if there is none at this time."""
     path = directory_of(path)
     if not is_buffer(path):
         require_no_export(path)
@@ -156,33 +174,37 @@ def _open_if_present(
             raise
         return _with_leaves(open_save(path, verify=False))
     except BufferNotFoundError:
-        return None  # it was removed; another buffer may be created
+        return None  # the buffer was removed in the meantime; another one may be created
 
 
 def _is_readable_save(path: Path) -> bool:
-    """True if a directory is a save of any user that this process may read."""
+    """True if a directory is a save of any user that this process can read."""
     with suppress(ShmBufferError, OSError):
         return is_save(path)
     return False
 
 
 def _with_leaves(engine: Engine) -> Engine:
-    """Returns the handle; raises an error if its items are Python objects, which no leaf stores."""
+    """Returns the handle of a save unless its items are Python objects, which have no leaves.
+
+    Raises:
+        SchemaMismatchError: The items are Python objects. The handle is closed.
+    """
     ring = engine.ring()
     if ring is not None and ring.schema.structure.get("kind") == layout.OBJECTS:
         engine.close()
         require_no_export(Path(engine.where))
         raise SchemaMismatchError(
             f"{engine.where}: the save contains Python objects, which processes cannot share; "
-            "load it with loads() into a storage of the same kind"
+            "load the save with loads() into a storage of the same class"
         )
     return engine
 
 
 def _timeout(path: Path, timeout: float) -> AttachTimeout:
-    """Returns the error for a directory in which no buffer has appeared."""
+    """Returns the error for a path at which no buffer was created within ``timeout`` seconds."""
     return AttachTimeout(
-        f"{path}: waited {timeout:g} s for a buffer, and it still {_state(path)}; start a "
+        f"{path}: waited {timeout:g} s for a buffer, but the path still {_state(path)}; start a "
         f"coordinator for it (shmbuffer serve {path} --capacity N), or check the path"
         f"{_hint(path)}",
         path=path,
@@ -192,13 +214,13 @@ def _timeout(path: Path, timeout: float) -> AttachTimeout:
 
 
 def _state(path: Path) -> str:
-    """Describes a path without a buffer."""
+    """Returns a predicate about a path without a buffer, such as "does not exist"."""
     if not path.exists():
         return "does not exist"
     return "contains no buffer" if path.is_dir() else "is not a directory"
 
 
 def _hint(path: Path) -> str:
-    """Returns a suggestion for a misspelt path, or ""."""
+    """Returns a question about a similar path, for the end of a message, or ""."""
     question = did_you_mean(path)
     return f"; {question}" if question else ""

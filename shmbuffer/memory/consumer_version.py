@@ -1,13 +1,14 @@
-"""Stores the policy version of the learners: one number in the control file, for all clients.
+"""The consumer version: the policy version of the learners, one number for all clients.
 
     publish(weights) ──at least its version──▶
     sampler.consumer_version = n ────────────▶ consumer_version ──▶ samplers, limiter, top
     sampler.increment_consumer_version() ────▶
 
-Items contain the version that generated them. The difference between the two versions is their
-staleness. Each change is atomic, even if several processes change the version, and wakes waiting
-clients.
-If the process dies after the change, the new version is valid, and waiting clients read it within
+The number is stored in the control file. Each item contains the version of the policy that
+generated it. Its staleness is the difference between the two versions. Each change is atomic, even
+if several processes change the version, and wakes waiting clients.
+
+If the process dies after the change, the new version is valid. Waiting clients read it within
 milliseconds.
 """
 
@@ -26,7 +27,7 @@ LIMIT = layout.VERSIONS
 
 
 class _Change(IntEnum):
-    """The changes of a version, numbered as in ``ring.h``."""
+    """The ways to change the version, numbered as in ``ring.h``."""
 
     SET = 0
     ADD = 1
@@ -34,7 +35,7 @@ class _Change(IntEnum):
 
 
 def read(seat: Seat) -> int:
-    """Returns the current version; CorruptBufferError if it is invalid."""
+    """Returns the current version. Raises CorruptBufferError if the stored number is invalid."""
     found = int(seat.control.runtime["consumer_version"][0])
     if found >= LIMIT:
         raise CorruptBufferError(
@@ -47,22 +48,27 @@ def read(seat: Seat) -> int:
 
 
 def store(seat: Seat, version: Any) -> None:
-    """Sets the version unconditionally."""
+    """Sets the version, even if it becomes lower."""
     _change(seat, _Change.SET, require_version(version))
 
 
 def increment(seat: Seat) -> int:
-    """Adds 1 atomically; returns the new version."""
+    """Increments the version atomically, and returns the new version."""
     return _change(seat, _Change.ADD, 1)
 
 
 def raise_to(seat: Seat, version: int) -> int:
-    """Raises the version to at least ``version``; returns the new version."""
+    """Raises the version to ``version`` unless it is higher already. Returns the new version."""
     return _change(seat, _Change.AT_LEAST, version)
 
 
 def require_version(version: Any, name: str = "consumer_version") -> int:
-    """Returns a version as an int; raises TypeError or ValueError if it is invalid."""
+    """Converts a version that the user passed as the argument ``name`` to an int.
+
+    Raises:
+        TypeError: The version is not an integer.
+        ValueError: The version is out of range.
+    """
     try:
         found = operator.index(version)
     except TypeError:
@@ -73,6 +79,7 @@ def require_version(version: Any, name: str = "consumer_version") -> int:
 
 
 def _change(seat: Seat, change: _Change, value: int) -> int:
+    """Changes the version in the control file, and returns the new version."""
     seat.require_open()
     found = _core.consumer_version(seat.control.map, change, value)
     seat.control.touch()

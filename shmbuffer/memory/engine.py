@@ -1,19 +1,20 @@
-"""Gives a process a handle on a buffer: creates the buffer, attaches to it, and detaches.
+"""Handles on a buffer, which create it, attach to it, and detach from it.
 
-    Engine.anonymous(settings)       anonymous memory, for one process and its children
-    Engine.open(path, settings)      a directory: created, attached to or recovered, as needed
+    Engine.anonymous(settings)       in anonymous memory, for one process and its children
+    Engine.open(path, settings)      in a directory: creates, attaches to or recovers the buffer
 
     nothing ──create──▶ NO_SCHEMA ──define (the first write)──▶ READY ──remove──▶ CLOSING
                             ▲                                   │  ▲
-                            └──── undefine (empty, alone) ──────┘  └──▶ RECOVERING (all died)
+                            └ undefine (empty, no other client) ┘  └──▶ RECOVERING (all died)
 
-Creation has two steps. The control file is created first, so that clients can join before the form
-of the items is known. The first write defines the schema. The first process that writes creates the
-files under init.lock. Other processes wait, with a timeout, and then load the files.
+A buffer is created in two steps. First, the control file is created, so that clients can join
+before the schema is known. The first write then defines the schema: its process creates the other
+files under init.lock. Other processes wait, with a time limit, and then map these files.
 
-If a process dies while creating or defining, the superblock decides what the next process under
-init.lock does. It removes unfinished files and starts again, or publishes complete ones: see
-`definition`. After ``fork``, the child joins with its own entry on first use.
+If a process dies while it creates or defines a buffer, the next process that takes init.lock reads
+the state in the superblock. It then either removes incomplete files and starts again, or publishes
+complete files (`definition`). After a fork, the child registers its own client at its first use of
+the handle.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 
 class Engine:
-    """A handle on a buffer. Created by `anonymous` or `open`.
+    """A handle on a buffer, created by `anonymous` or `open`.
 
     Attributes:
-        seat: The seat of the handle: its entry, the control file and the maps.
-        where: For messages: the directory, or "anonymous memory".
-        path: The directory; None in anonymous memory.
-        report: The report of the recovery, if this handle recovered the directory.
-        pages: The prefault of the pages of the buffer.
+        seat: The seat of the handle: its registry entry, the control file and the maps.
+        where: Name of the buffer for messages: its directory, or "anonymous memory".
+        path: The directory of the buffer. None in anonymous memory.
+        report: Report of the recovery, if this handle has recovered the buffer. Otherwise None.
+        pages: The prefault of the buffer's pages.
     """
 
     def __init__(self, seat: Seat, *, adopting: bool = False, prefault: Prefault = OFF) -> None:
@@ -79,7 +80,7 @@ class Engine:
 
     @classmethod
     def anonymous(cls, settings: Settings, *, prefault: Prefault = OFF) -> Engine:
-        """Creates a buffer in anonymous memory."""
+        """Creates a buffer in anonymous memory and returns a handle on it."""
         require_platform()
         backing, control = Anonymous.create(
             asdict(settings), settings.flags & ~(Flag.RESERVE | Flag.STEPS)
@@ -99,38 +100,40 @@ class Engine:
         auto_cleanup: bool = False,
         prefault: Prefault = OFF,
     ) -> Engine:
-        """Opens a directory: creates the buffer, attaches to it, or recovers it.
+        """Opens the buffer in a directory: creates it, attaches to it, or recovers it.
 
         Args:
-            path: The scratch directory.
-            settings: The settings of a new buffer. None: do not create a buffer.
-            existing: The treatment of an existing buffer.
+            path: The directory of the buffer.
+            settings: Settings of a new buffer. If None, no buffer is created.
+            existing: What to do if there is a buffer already.
 
-                * ``"attach"``, ``"recover"``: join the buffer. If no living client uses the buffer,
-                  recover it first.
-                * ``"verify"``: like ``"recover"``, but compare every item with its checksum. An
-                  error if a living client uses the buffer.
-                * ``"error"``: raise BufferExistsError.
-                * ``"overwrite"``: remove the buffer first. An error if a living client uses it.
-                * ``"adopt"``: like ``"attach"``, but also use the leaf files of a plain tensordict
-                  directory, without items.
+                * ``"attach"``, ``"recover"``: Join the buffer. If no living client uses the buffer,
+                  it is recovered first.
+                * ``"verify"``: Like ``"recover"``, but compare every item with its checksum. Raises
+                  an error if a living client uses the buffer.
+                * ``"error"``: Raise BufferExistsError.
+                * ``"overwrite"``: Remove the buffer first. Raises an error if a living client uses
+                  it.
+                * ``"adopt"``: Like ``"attach"``, but a new buffer uses the leaf files of a
+                  tensordict that is saved in the directory. The buffer then contains no items.
 
-            role: ``client``, ``collector``, ``learner`` or ``coordinator``; for display.
+            role: ``client``, ``collector``, ``learner`` or ``coordinator``, for display only.
             timeout: Seconds to wait for another process that creates or recovers the buffer.
             temporary: If True, the whole directory is removed when this process ends.
-            auto_cleanup: If True, the buffer's files are removed when this process ends.
-            prefault: Whether to prefault the pages, now or once there is a schema. If another
-                process defines the schema, "full" is treated like "background", because any call
-                may be the first one that maps the files.
+            auto_cleanup: If True, the files of the buffer are removed when this process ends.
+            prefault: Whether pages are prefaulted, now or when the schema is defined. If another
+                process defines the schema, "full" has the same effect as "background", because any
+                call can be the first one that maps the files.
 
         Raises:
             BufferNotFoundError: ``settings`` is None and there is no buffer.
-            BufferExistsError: With ``existing="error"``.
-            BufferInUseError: With ``existing="overwrite"`` or ``"verify"``.
-            AttachTimeout: Another process holds init.lock.
+            BufferExistsError: There is a buffer, and ``existing`` is "error".
+            BufferInUseError: A living client uses the buffer, and ``existing`` is "overwrite" or
+                "verify".
+            AttachTimeout: Another process has held init.lock for ``timeout`` seconds.
             CorruptBufferError, FormatError, UnsafePathError, UnsafeFilesystemError, ReadOnlyError:
-                Nothing was changed.
-            SpaceError, RegistryFullError: Nothing was changed.
+                The directory cannot be used. Nothing was changed.
+            SpaceError, RegistryFullError: There is no space, or no free entry. Nothing was changed.
         """
         require_platform()
         if settings is not None:
@@ -153,7 +156,10 @@ class Engine:
     # The shared parts.
 
     def ring(self) -> Ring | None:
-        """Returns the ring, and maps the files if they are new; None before the first write."""
+        """Returns the ring of the buffer, or None before the first write.
+
+        If another process has defined the schema, the files are mapped first.
+        """
         if self._ring is None and not self.closed:
             self.seat.catch_up()
             with self.seat.connecting:
@@ -170,32 +176,41 @@ class Engine:
 
     @property
     def superblock(self) -> Superblock:
-        """The decoded identity and life cycle of the buffer."""
+        """The superblock of the buffer: its identity, state and settings."""
         return self.seat.control.superblock()
 
     @property
     def settings(self) -> Settings:
-        """The recorded settings of the buffer."""
+        """The settings that are stored in the superblock of the buffer."""
         return Settings.recorded(self.superblock.settings, self.where)
 
     @property
     def on_disk(self) -> bool:
-        """True if there is a disk below the files, so that the kernel writes pages back."""
+        """True if the files are on a disk, to which the kernel writes changed pages."""
         return not self.seat.backing.in_memory
 
     @property
     def shared(self) -> bool:
-        """True if the buffer is in a directory, to which any process may attach."""
+        """True if the buffer is in a directory, so that other processes can attach to it."""
         return self.path is not None
 
     def define(self, schema: Schema, *, timeout: float = 60.0) -> Ring:
-        """Builds the files that the first write needs, or loads those of another process.
+        """Defines the schema of the buffer, and creates the files that items need.
+
+        If another process has already defined the same schema, its files are mapped instead.
+
+        Args:
+            schema: The schema of the items that this process writes.
+            timeout: Seconds to wait for another process that creates the files.
+
+        Returns:
+            The ring of the buffer.
 
         Raises:
-            SchemaMismatchError: Another process defined another schema.
-            SpaceError: There is not enough space. The buffer still has no schema, unless memory ran
+            SchemaMismatchError: Another process has defined a different schema.
+            SpaceError: There is not enough space. The buffer then has no schema, unless memory ran
                 out while its pages were prefaulted.
-            AttachTimeout: Another process has been building for longer than ``timeout``.
+            AttachTimeout: Another process has held init.lock for ``timeout`` seconds.
         """
         seat = self.seat
         seat.require_open()
@@ -219,13 +234,18 @@ class Engine:
         return ring
 
     def undefine(self, *, timeout: float = 60.0) -> bool:
-        """Removes the schema of an empty buffer; the next write of any process defines a new one.
+        """Removes the schema of an empty buffer. The next write of any process defines a new one.
+
+        Args:
+            timeout: Seconds to wait for init.lock, and then for the lock on growth.
 
         Returns:
-            False, without any change, if there are items, or another client is attached.
+            False if nothing was changed, because the buffer contains items or another client is
+            attached.
 
         Raises:
-            AttachTimeout, DurabilityError: As in `define`.
+            AttachTimeout: Another process has held a lock for ``timeout`` seconds.
+            DurabilityError: A sync to the disk failed.
         """
         self.seat.require_open()
         ring, registry = self.ring(), self.seat.registry
@@ -241,11 +261,17 @@ class Engine:
         return True
 
     def update_settings(self, *, timeout: float = 60.0, **changes: Any) -> Settings:
-        """Changes the recorded settings; ``extra`` is merged.
+        """Changes the settings in the superblock.
+
+        Args:
+            timeout: Seconds to wait for init.lock.
+            changes: New values by name. The entries of ``extra`` are merged into the existing ones.
+
+        Returns:
+            The new settings.
 
         Raises:
-            ValueError: The settings do not fit into the superblock, or no process could read them
-                back.
+            ValueError: A setting is invalid, or the settings do not fit into the superblock.
         """
         self.seat.require_open()
         with self.seat.backing.lock(timeout):
@@ -259,19 +285,24 @@ class Engine:
 
     @property
     def limiter(self) -> RateLimiter | None:
-        """The limiter of writes and samples; None if there is no limiter."""
+        """The rate limiter of the buffer, or None if there is none."""
         self.seat.require_open()
         return self.seat.control.limits()
 
     def set_limiter(self, wanted: RateLimiter | Quota | None, *, timeout: float = 60.0) -> None:
-        """Sets the limits of writes and samples for all processes; None removes them.
+        """Sets the limits for writes and samples in all processes.
 
-        The ratio is counted from the time of this call. Items that a queue has already returned are
-        not returned again. A new queue contains all existing items.
+        Items and samples are counted from the time of this call. If the buffer was a queue before,
+        items that it has already delivered are not delivered again. A new queue contains all
+        existing items.
+
+        Args:
+            wanted: The new limits. None removes all limits.
+            timeout: Seconds to wait for init.lock, if the buffer has no schema yet.
 
         Raises:
-            ValueError: ``min_size`` is larger than the buffer, or a queue was requested for a
-                buffer with priorities.
+            ValueError: ``min_size`` is larger than the buffer, or a buffer with priorities cannot
+                become a queue.
             LockTimeout, AttachTimeout, BufferClosedError: Nothing was changed.
         """
         self.seat.require_open()
@@ -295,33 +326,33 @@ class Engine:
     # Inspection.
 
     def stats(self) -> dict[str, int | float]:
-        """Returns consistent counters in a flat dict; holds the mutex for a copy of 69 KB.
+        """Returns consistent counters as a flat dict. The mutex is held for a copy of 69 KB.
 
         Returns:
-            `counters.totals`, ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum``,
-            ``epoch``, ``bytes`` (of all files), ``time_ns`` (monotonic), `weights.stats` and
-            `consumer_stats`.
+            The counters of `counters.totals`, `weights.stats` and `consumer_stats`, and
+            ``clients_alive``, ``clients_dead`` (not reaped yet), ``p_sum`` (sum of all masses),
+            ``epoch``, ``bytes`` (size of all files) and ``time_ns`` (monotonic clock).
         """
         self.seat.require_open()
         found = counters.snapshot(self.seat, self.ring(), self.settings.capacity)
         return found | weights.stats(self.seat) | consumer_stats(self.seat)
 
     def glance(self) -> dict[str, int | float]:
-        """Returns the counters without the mutex, so they may not be consistent with each other.
+        """Returns counters without taking the mutex, so they may not be consistent.
 
         Returns:
-            `counters.totals`, ``p_sum`` and ``epoch``.
+            The counters of `counters.totals`, ``p_sum`` and ``epoch``.
         """
         self.seat.require_open()
         return counters.glance(self.seat, self.ring(), self.settings.capacity)
 
     def clients(self) -> list[registry.Client]:
-        """Returns all clients, including dead ones that are not reaped yet."""
+        """Returns all clients of the buffer, including dead ones that were not reaped yet."""
         self.seat.require_open()
         return self.seat.registry.clients()
 
     def check(self) -> CheckReport:
-        """Verifies all parts of the buffer and changes nothing; see `check.check`."""
+        """Verifies the whole buffer without changing it (`check.check`)."""
         self.seat.require_open()
         if not self.seat.is_ours():
             self.seat.rejoin()
@@ -329,15 +360,18 @@ class Engine:
         return check_living(self.seat)
 
     def flush(self, *, timeout: float = 60.0) -> None:
-        """Writes committed items to the disk, so that they survive a power cut until overwritten.
+        """Writes all committed items to the disk, so that they survive a power cut.
 
-        Waits for the disk, which takes a few milliseconds, or longer for many dirty pages. Writers
+        The call waits for the disk: a few milliseconds, or longer if many pages are dirty. Writers
         are not blocked.
 
+        Args:
+            timeout: Seconds to wait for init.lock.
+
         Raises:
-            DurabilityError: A sync failed. It is not retried, even by later calls of this handle:
-                the kernel may have dropped the pages, so a second success would prove nothing
-                (fsync(2), EIO).
+            DurabilityError: A sync failed. Neither this call nor later calls of this handle retry
+                it. The kernel may have dropped the pages, so a second sync could succeed although
+                they are not on the disk (fsync(2), EIO).
             BufferUnlinkedError: The directory was removed.
         """
         self.seat.require_open()
@@ -347,18 +381,23 @@ class Engine:
     # Leaving and removing.
 
     def close(self) -> None:
-        """Waits for running calls, then detaches; later calls raise BufferClosedError. Idempotent.
+        """Waits for running calls, and then detaches from the buffer. Idempotent.
 
-        Views keep their memory mapped. If this call is interrupted, the next call completes it.
+        Later calls of other methods raise BufferClosedError. Views of the buffer stay valid. If
+        this call is interrupted, the next call completes it.
         """
         self.pages.stop()
         self.seat.leave()
 
     def cleanup(self, *, timeout: float = removal.TIMEOUT_S) -> bool:
-        """Removes the buffer's files, and the directory if this package created it and it is empty.
+        """Removes the files of the buffer. Idempotent.
 
-        Processes that have the buffer open keep their maps: reads continue, and writes raise
-        BufferClosedError. Idempotent.
+        The directory is removed, too, if this package created it and it is empty. Processes that
+        have the buffer open keep their maps: they can read items, and their writes raise
+        BufferClosedError.
+
+        Args:
+            timeout: Seconds to wait for init.lock.
 
         Returns:
             True if there was a buffer to remove.
@@ -370,10 +409,15 @@ class Engine:
         return removal.remove(self.path, self.superblock.uuid, timeout=timeout)
 
     def take_ownership(self, *, timeout: float = 60.0) -> bool:
-        """Takes over a temporary directory whose owner is dead.
+        """Makes this process the owner of a temporary directory whose owner is dead.
+
+        The owner removes the directory when it ends.
+
+        Args:
+            timeout: Seconds to wait for init.lock.
 
         Returns:
-            False if the directory is not temporary, or its owner is alive.
+            False if the directory is not temporary, or if its owner is alive.
         """
         self.seat.require_open()
         with self.seat.backing.lock(timeout):
@@ -385,6 +429,7 @@ class Engine:
         return taken
 
     def _register_ownership(self) -> None:
+        """Arranges that the buffer is removed when this process ends."""
         if self.path is not None:
             self._ownership = removal.own(self.path, self.superblock.uuid)
 
@@ -402,11 +447,17 @@ class Engine:
 
 
 def _attach(path: str, role: str) -> Engine:
+    """Attaches to the buffer of an unpickled handle."""
     return Engine.open(path, None, role=role)
 
 
 def _adopt_memory(duplicate: Any, role: str) -> Engine:
-    """Joins the anonymous memory that a parent process has passed."""
+    """Joins the buffer of an unpickled handle in anonymous memory.
+
+    Args:
+        duplicate: Object that passes the descriptor of the memory between processes.
+        role: Role of the client.
+    """
     backing = Anonymous(_core.Descriptor())
     backing.file.take(duplicate.detach)
     with backing.lock(60.0):

@@ -1,4 +1,7 @@
-"""Waits for the first write. There is no ring yet, so no client can wake the waiting thread."""
+"""Waits for the first write to a buffer.
+
+There is no ring before the first write, so the thread polls. No client can wake it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,17 @@ from shmbuffer.memory.system import deadline
 
 
 def first_ring(engine: Engine, min_size: int) -> Ring:
-    """Returns the ring; a sample of ``min_size`` items waits here for the first write."""
+    """Returns the ring of a buffer, after waiting for the first write if there is no ring yet.
+
+    Args:
+        engine: A handle on the buffer.
+        min_size: Number of items that the caller needs. It is shown to other processes.
+    """
     ring = engine.ring()
     if ring is not None:
         return ring
     seat, limit = engine.seat, deadline.start(None)
-    schema = Schema((), engine.settings.capacity)  # as far as it is known
+    schema = Schema((), engine.settings.capacity)  # the leaves are not known yet
     waiting = Waiting(seat, schema, Sides(seat), "sample")
     with _show_wait(seat, min_size):
         while ring is None:
@@ -36,7 +44,10 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
 
 @contextmanager
 def _show_wait(seat: Seat, min_size: int) -> Iterator[None]:
-    """Shows in the registry that this client waits for a write, because there is no ring yet."""
+    """Shows in the registry that this client waits for ``min_size`` items to be written.
+
+    With a ring, the C core does this.
+    """
     own_entry = seat.control.entries[seat.entry : seat.entry + 1]
     fields = {
         "waits_since_ns": time.monotonic_ns(),

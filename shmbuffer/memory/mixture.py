@@ -1,11 +1,13 @@
-"""Stores the share of a data set in each sample: one number that all learners of a buffer read.
+"""The fraction of each sample that comes from a data set, which all learners of a buffer share.
 
-    offline_base       the initial share, in (0, 1); 0 if it was not set
-    offline_fraction   the current share, in [0, 1)
+    offline_base       the initial fraction, in (0, 1); 0 if it was not set
+    offline_fraction   the current fraction, in [0, 1)
 
-Each is one store of eight bytes, so a reader sees the number before or after it. The fraction is
-stored before the base, under init.lock, so a base implies a fraction.
-If a process dies between the two stores, there is no base yet, and the next process sets its own.
+Both numbers have eight bytes and are stored atomically. Under init.lock, the fraction is stored
+before the base. If there is a base, there is therefore also a fraction.
+
+If a process dies between the two stores, there is no base yet, and the next process stores both
+numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ from shmbuffer.memory.engine import Engine
 
 
 class Mixture:
-    """The share of a data set in the samples of all processes; initially ``base``."""
+    """The fraction of each sample that comes from a data set, for all processes.
+
+    Args:
+        engine: A handle on the buffer.
+        base: The initial fraction, which must be the same in all processes.
+        timeout: Seconds to wait for init.lock.
+
+    Raises:
+        ValueError: Another process has set a different initial fraction.
+    """
 
     def __init__(self, engine: Engine, base: float, *, timeout: float = 60.0) -> None:
         self._engine = engine
@@ -32,18 +43,23 @@ class Mixture:
             elif known != base:
                 raise ValueError(
                     f"{engine.where}: the first handle set offline_fraction={known:g}, but this "
-                    f"handle was given {base:g}; pass the same value, and anneal() from there"
+                    f"handle passed {base:g}; pass the same value, and change the fraction with"
+                    " anneal()"
                 )
 
     @property
     def fraction(self) -> float:
-        """The current share; CorruptBufferError if it is not a number from 0 to 1."""
+        """The current fraction.
+
+        Raises:
+            CorruptBufferError: The stored fraction is not at least 0 and less than 1.
+        """
         found = float(self._engine.seat.control.runtime["offline_fraction"][0])
         if not 0.0 <= found < 1.0:
             raise CorruptBufferError(
-                f"{self._engine.where}: the share of the data set in a sample, {found:g}, is "
-                "invalid, because another program wrote to the shared memory; set it again with "
-                "anneal(step, total_steps)",
+                f"{self._engine.where}: the stored fraction of the data set is {found:g}, which is"
+                " invalid, because another program wrote to the shared memory; set it again with"
+                " anneal(step, total_steps)",
                 path=str(self._engine.path),
                 found=found,
             )

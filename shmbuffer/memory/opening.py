@@ -1,4 +1,4 @@
-"""Opens a directory: removes, recovers or creates its buffer before this process joins."""
+"""Opens the buffer in a directory: removes, recovers or creates it, and then joins it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,16 @@ Existing = Literal["attach", "error", "recover", "verify", "overwrite", "adopt"]
 
 
 def require_platform(machine: Callable[[], int] = lambda: layout.ARCHITECTURE) -> None:
-    """Raises UnsupportedPlatformError if the engine's locks may not work on this machine."""
+    """Raises UnsupportedPlatformError unless locks are known to work on this machine.
+
+    Args:
+        machine: Function that returns the number of the processor architecture, 0 if it is not
+            supported. Tests replace it.
+    """
     if os.name != "posix" or not os.path.exists("/proc/self/stat") or machine() == 0:
         raise UnsupportedPlatformError(
-            "shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine its locks "
-            "would not survive the death of their holder"
+            "shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine, its locks "
+            "may not be released when the process that holds them dies"
         )
 
 
@@ -52,14 +57,18 @@ def open_seat(
     timeout: float,
     temporary: bool,
 ) -> tuple[Seat, RecoveryReport | None]:
-    """Takes a seat at the buffer of a directory; see `Engine.open`."""
+    """Opens a directory and registers this process as a client (`Engine.open`).
+
+    Returns:
+        The seat of the new handle, and the report of the recovery if there was one.
+    """
     if settings is not None:
-        to_record(settings, path)  # check them before a buffer is removed
+        to_record(settings, path)  # raises an error for invalid settings before a buffer is removed
     while True:
         try:
             return _open_once(path, settings, existing, role, timeout, temporary=temporary)
         except BufferUnlinkedError:
-            continue  # removed before the lock was taken: try again
+            continue  # the buffer was removed before the lock was taken
 
 
 def _open_once(
@@ -71,7 +80,11 @@ def _open_once(
     *,
     temporary: bool,
 ) -> tuple[Seat, RecoveryReport | None]:
-    """Opens the directory once; raises BufferUnlinkedError if it is removed during the call."""
+    """Tries once to open a directory, with the arguments and result of `open_seat`.
+
+    Raises:
+        BufferUnlinkedError: Another process has removed the buffer during the call.
+    """
     creating = settings is not None
     files = Files(Directory.open(path, create=creating))
     try:
@@ -82,12 +95,14 @@ def _open_once(
             )
         control = files.control_if_there()
         if control is not None:
-            # first, because no lock file must be created next to files of another program
+            # The superblock is read before the lock is taken, because no lock file must be created
+            # in a directory of another program.
             flags = control.superblock().flags
             if flags & Flag.SAVE and existing == "attach" and not creating:
                 raise ReadOnlyError(
-                    f"{files.path}: this is a save, which would be changed; attach() opens it for "
-                    "reading, and attach(..., on_existing='recover') continues in it",
+                    f"{files.path}: this directory is a save, which this call would change; use"
+                    " attach() to open the save for reading, or attach(..., on_existing='recover')"
+                    " to turn it into a live buffer",
                     path=str(files.path),
                 )
         with files.lock(timeout, creating=creating):
@@ -107,18 +122,24 @@ def _open_once(
 def _recover_or_remove(
     files: Files, control: Control | None, existing: Existing, *, creating: bool
 ) -> tuple[Control | None, RecoveryReport | None, Mapped | None]:
-    """Recovers or removes an existing buffer; returns its control file, the report and the maps."""
+    """Recovers or removes an existing buffer, as ``existing`` requires. The lock must be held.
+
+    Returns:
+        The control file, the report of the recovery and the mapped files. All are None if there is
+        no buffer or it was removed. The report and the maps are None without a recovery.
+    """
     if control is None:
         return None, None, None
     found = Diagnosis.from_control(files, control)
     if found.superblock.state == BufferState.CLOSING:
-        removal.finish(found, keep_lock=creating)  # completes the removal of a process that died
+        # A process has died while it removed this buffer.
+        removal.finish(found, keep_lock=creating)
         return None, None, None
     if existing == "error":
         raise BufferExistsError(
-            f"{files.path}: contains a buffer already; attach() to it, or continue with it "
-            "(on_existing='recover' of a Coordinator, existsok=True of a storage), or let a "
-            "Coordinator replace it (on_existing='overwrite')",
+            f"{files.path}: this directory already contains a buffer; use attach(), continue with"
+            " the buffer (on_existing='recover' for a Coordinator, existsok=True for a storage), or"
+            " replace it (on_existing='overwrite' for a Coordinator)",
             path=str(files.path),
         )
     reason = found.reason_to_recover()
@@ -126,7 +147,7 @@ def _recover_or_remove(
         pids = found.registry.pids()
         raise BufferInUseError(
             f"{files.path}: living processes use this buffer (pids "
-            f"{', '.join(map(str, pids))}); end them first",
+            f"{', '.join(map(str, pids))}); end these processes first",
             pids=pids,
         )
     if existing == "overwrite":
@@ -141,7 +162,7 @@ def _recover_or_remove(
 
 
 def _create(files: Files, settings: Settings | None, *, temporary: bool) -> Control:
-    """Creates the control file, and removes it again if that fails."""
+    """Creates the control file of a new buffer. If an error is raised, the files are removed."""
     if settings is None:
         raise BufferNotFoundError(
             f"{files.path}: the buffer was removed while this process was attaching; create it"

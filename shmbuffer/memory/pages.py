@@ -1,4 +1,4 @@
-"""Prefaults the pages of one handle's buffer in a thread, if requested."""
+"""Prefaults the pages of a handle's buffer in a thread, if the user requested it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmbuffer.memory.system.prefault import OFF, Populating, Prefault
 
 
 class Pages:
-    """The prefault of a handle's pages; inactive in the child of a fork."""
+    """The prefault of a handle's pages. It does nothing in the child of a fork."""
 
     def __init__(self, prefault: Prefault) -> None:
         self._prefault = prefault
@@ -21,11 +21,16 @@ class Pages:
 
     @property
     def prefault(self) -> Prefault:
-        """The requested mode."""
+        """The prefault settings of the handle, or `OFF` in the child of a fork."""
         return self._prefault if self._owner_pid == os.getpid() else OFF
 
     def start(self, seat: Seat, *, wait: bool = False) -> None:
-        """Starts the prefault once there are pages; ``wait``: waits for its end in mode "full"."""
+        """Starts the prefault if it was requested and the files of the buffer are mapped.
+
+        Args:
+            seat: The seat of the handle.
+            wait: Whether the call waits until all pages are mapped, if the mode is "full".
+        """
         if not self.prefault or seat.mapped is None:
             return
         if self._populating is None:
@@ -42,13 +47,16 @@ class Pages:
             self._populating.wait()
 
     def stop(self) -> None:
-        """Stops the prefault; allocated pages are kept."""
+        """Stops the prefault. Pages that are already allocated stay allocated."""
         if self._populating is not None and self._owner_pid == os.getpid():
             self._populating.stop()
 
 
 def _bytes_to_prefault(seat: Seat, mapped: Mapped) -> list[tuple[_core.Map, int]]:
-    """Returns each map with the number of its bytes to prefault, up to the last slot with space."""
+    """Returns each map with the number of its first bytes that are prefaulted.
+
+    If space is allocated in steps, only slots with allocated space are prefaulted.
+    """
     slots = int(seat.control.runtime["allocated"][0])
     if slots >= mapped.schema.capacity:
         return [(mapped_file, mapped_file.nbytes) for mapped_file in mapped.maps]

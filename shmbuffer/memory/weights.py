@@ -1,13 +1,13 @@
-"""Publishes the weights of a learner next to the buffer, from where collectors load them.
+"""Publishes a learner's weights in the directory of the buffer, from which collectors load them.
 
     learner                     .shmbuffer/weights                        collectors
-    publish ──lock, write──▶ the copy that is not in use
-                             newest = version ◀──read, copy out, compare── newest
+    publish ──lock, write──▶ the copy that is not the newest
+                             newest = version ◀──read, copy, validate── newest
 
-A publisher waits only for other publishers, and a reader waits for no process. The first publish
-creates the file, and a handle maps it when it first finds it. If the file is removed, and created
-again by the next publish, readers notice it within a second. This module does not need torch:
-tensors are leaves with addresses, and readers get bytes.
+A publisher waits only for other publishers, and a reader never waits. The first publish creates the
+file. A handle maps the file when it first finds it. If the file is removed and the next publish
+creates a new one, readers switch to the new file within a second. This module does not import
+torch: publishers pass addresses of tensors, and readers receive bytes.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
 TIMEOUT_S = 5.0
-"""Maximum time to wait for another publisher, which normally takes milliseconds."""
+"""Default for the seconds to wait for another publisher. A publish takes milliseconds."""
 
 _STEPS = 2**63
-_CHECK_INTERVAL_S = 1.0  # between checks that the mapped file still has its name
+_CHECK_INTERVAL_S = 1.0  # interval of the checks that the mapped file still has its name
 
 
 class Weights(NamedTuple):
     """Published weights.
 
     Attributes:
-        version: A number that increases by 1 with each publish, or by more after a power cut.
-        step: The publisher's step.
-        state_dict: The tensors or arrays, by name; a private copy.
+        version: Version of the weights. Each publish increases it by 1, or by more after a power
+            cut.
+        step: Training step, as given by the publisher.
+        state_dict: Private copies of the tensors or arrays, by name.
     """
 
     version: int
@@ -56,14 +57,25 @@ class Weights(NamedTuple):
 
 
 def publish(
-    seat: Seat,  # of the handle
-    leaves: Sequence[Leaf],  # names, dtypes and shapes
-    # the addresses of the tensors, in C order; no thread may change the tensors during the call
+    seat: Seat,
+    leaves: Sequence[Leaf],
     addresses: Sequence[int],
-    step: int,  # the caller's step
-    timeout: float = TIMEOUT_S,  # seconds to wait for another publisher
+    step: int,
+    timeout: float = TIMEOUT_S,
 ) -> int:
-    """Makes these weights the newest, and returns their version; see `ReplayBuffer.publish`."""
+    """Publishes weights (`ReplayBuffer.publish`).
+
+    Args:
+        seat: The seat of the handle.
+        leaves: Name, dtype and shape of each tensor.
+        addresses: Address of each tensor, contiguous in C order. No thread must change the tensors
+            during the call.
+        step: Training step, which readers receive with the weights.
+        timeout: Seconds to wait for another publisher.
+
+    Returns:
+        The version of the weights.
+    """
     seat.require_open()
     directory = _directory_of(seat)
     try:
@@ -78,8 +90,8 @@ def publish(
         with seat.backing.lock(timeout):
             seat.require_there()
             if not directory.exists(layout.WEIGHTS):
-                # Items may contain versions of a file that was removed; new versions must be
-                # larger.
+                # Items may contain versions from a file that was removed. New versions must be
+                # higher than these.
                 weights_file.create_weights(directory, leaves, consumer_version.read(seat))
         lock = _open_locked(directory, timeout)
     file, where = seat.weights, directory.path / layout.WEIGHTS
@@ -87,8 +99,8 @@ def publish(
         with explain_errors(where):
             found = os.fstat(lock.fd)
         if file is None or file.identity != (found.st_dev, found.st_ino):
-            # Open the file again: a map keeps its own descriptor, and therefore its lock, even in
-            # a forked child.
+            # The file is opened again for the map, because a map keeps its descriptor open, and a
+            # descriptor in a forked child would keep the lock.
             file = seat.weights = weights_file.open_weights(directory)
             if file is None:
                 raise BufferNotFoundError(
@@ -100,14 +112,20 @@ def publish(
 
 
 def newest(seat: Seat, than: int | None = None) -> WeightsCopy | None:
-    """Returns a copy of the newest weights; None if they are not newer than ``than``."""
+    """Returns a copy of the newest weights if their version is newer than ``than``.
+
+    Otherwise, or before the first publish, returns None. ``than=None`` accepts every version.
+    """
     file = _file_of(seat)
     require_linked(seat)
     return None if file is None else file.copy(0 if than is None else than)
 
 
 def stats(seat: Seat) -> dict[str, int | float]:
-    """Returns ``weights_version`` and ``weights_age_s`` of the newest weights, or zeros."""
+    """Returns ``weights_version`` and ``weights_age_s`` of the newest weights.
+
+    Both are 0 if no weights were published or the file is damaged.
+    """
     file, found = None, {"version": 0, "at_s": 0.0}
     try:
         if seat.backing.directory is not None:
@@ -121,7 +139,11 @@ def stats(seat: Seat) -> dict[str, int | float]:
 
 
 def flatten(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Returns the leaves of nested mappings, by path."""
+    """Converts nested mappings to a dict of their values by path.
+
+    Raises:
+        TypeError: The argument is not a mapping, or a key is not a string.
+    """
     if not isinstance(state_dict, Mapping):
         raise TypeError(
             f"publish: a state_dict must be a mapping, but is a {type(state_dict).__name__}"
@@ -138,7 +160,7 @@ def flatten(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
 
 
 def nest(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
-    """Returns nested mappings with the values at the paths of the leaves, the inverse of `flatten`."""
+    """Builds nested dicts with one value at the path of each leaf. The inverse of `flatten`."""
     root: dict[str, Any] = {}
     for leaf, value in zip(leaves, values, strict=True):
         folder = root
@@ -149,7 +171,7 @@ def nest(leaves: Iterable[Leaf], values: Iterable[Any]) -> dict[str, Any]:
 
 
 Named = tuple[str, NDArray[Any]]
-"""Torch's name of a dtype, and an array; unsigned integers if NumPy lacks the dtype."""
+"""Torch's name of a dtype and an array, which contains only the bits if NumPy lacks the dtype."""
 
 
 def publish_arrays(
@@ -159,14 +181,26 @@ def publish_arrays(
     timeout: float = TIMEOUT_S,
     named: Callable[[Any], Named] = lambda value: (np.asarray(value).dtype.name, np.asarray(value)),
 ) -> int:
-    """Publishes NumPy arrays, or values that ``named`` converts to arrays; see `publish`."""
+    """Publishes NumPy arrays, like `publish`.
+
+    Args:
+        seat: The seat of the handle.
+        state_dict: The arrays by name, possibly in nested mappings.
+        step: Training step, which readers receive with the weights.
+        timeout: Seconds to wait for another publisher.
+        named: Function that converts a value to an array and the name of its dtype.
+
+    Returns:
+        The version of the weights.
+    """
     file = _file_of(seat)
     known = {} if file is None else {leaf.path: leaf.dtype for leaf in file.form.leaves}
     leaves, arrays = [], []
     for path, value in flatten(state_dict).items():
         dtype, array = _array(path, value, named)
         wanted = DTYPES[known.get(path, dtype)]
-        if not wanted.in_numpy and wanted.array == array.dtype:  # as returned by `newest_arrays`
+        # `newest_arrays` returns the bits of a dtype that NumPy lacks as unsigned integers.
+        if not wanted.in_numpy and wanted.array == array.dtype:
             dtype = wanted.name
         leaves.append(Leaf(path, dtype, array.shape))
         arrays.append(array)
@@ -174,7 +208,10 @@ def publish_arrays(
 
 
 def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
-    """Returns the newest weights as NumPy arrays; unsigned integers if NumPy lacks the dtype."""
+    """Returns the newest weights as NumPy arrays, with the condition of `newest`.
+
+    If NumPy lacks a dtype, its bits are returned as unsigned integers.
+    """
     found = newest(seat, than)
     if found is None:
         return None
@@ -187,7 +224,11 @@ def newest_arrays(seat: Seat, than: int | None = None) -> Weights | None:
 
 
 def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> Named:
-    """Returns a value as a contiguous little-endian array."""
+    """Converts a value to the name of its dtype and a contiguous little-endian array.
+
+    Raises:
+        TypeError: The value cannot be converted, or its dtype cannot be stored.
+    """
     try:
         dtype, array = named(value)
         if dtype not in DTYPES:
@@ -203,7 +244,10 @@ def _array(path: tuple[str, ...], value: Any, named: Callable[[Any], Named]) -> 
 
 
 def _file_of(seat: Seat) -> WeightsFile | None:
-    """Returns the mapped file; None before the first publish."""
+    """Returns the mapped file of the weights, or None before the first publish.
+
+    Once a second, checks whether the file was replaced.
+    """
     file, now_s = seat.weights, time.monotonic()
     if file is not None and now_s - file.checked_s < _CHECK_INTERVAL_S:
         return file
@@ -218,6 +262,7 @@ def _file_of(seat: Seat) -> WeightsFile | None:
 
 
 def _directory_of(seat: Seat) -> Directory:
+    """Returns the directory of a buffer. Raises ShmBufferError if it has none."""
     directory = seat.backing.directory
     if directory is None:
         raise no_directory_error(seat.where)
@@ -225,14 +270,15 @@ def _directory_of(seat: Seat) -> Directory:
 
 
 def no_directory_error(where: str) -> ShmBufferError:
-    """Returns the error for a buffer without a directory."""
+    """Returns the error for a publish to a buffer without a directory."""
     return ShmBufferError(
         f"{where}: weights are published in the directory of a buffer, but this buffer has none; "
-        "create it in one, with LazyMemmapStorage(..., scratch_dir=...) or a Coordinator"
+        "create the buffer with LazyMemmapStorage(..., scratch_dir=...) or a Coordinator"
     )
 
 
 def _open_locked(directory: Directory, timeout: float) -> Lock:
+    """Opens and locks the file of the weights. Raises BufferNotFoundError if there is none."""
     return Lock().hold(
         directory, layout.WEIGHTS, timeout=timeout, purpose="publishes weights", make=False
     )

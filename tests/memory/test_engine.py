@@ -198,7 +198,7 @@ def test_a_buffer_that_is_there_may_be_an_error(path: Path) -> None:
     before = files_of(path)
     with pytest.raises(
         BufferExistsError,
-        match=rf"^{path}: contains a buffer already; attach\(\) .*on_existing='overwrite'\)$",
+        match=rf"^{path}: this directory already contains a buffer; use attach\(\), .*'overwrite'",
     ):
         Engine.open(path, SETTINGS, existing="error")
     assert files_of(path) == before
@@ -223,7 +223,7 @@ def test_a_buffer_that_somebody_uses_is_not_overwritten(path: Path) -> None:
         write(engine.define(schema()), range(5))
         with pytest.raises(
             BufferInUseError,
-            match=rf"living processes use this buffer \(pids {os.getpid()}\); end them first",
+            match=rf"use this buffer \(pids {os.getpid()}\); end these processes first",
         ) as caught:
             Engine.open(path, SETTINGS, existing="overwrite")
         assert caught.value.pids == [os.getpid()]  # type: ignore[attr-defined]

@@ -86,7 +86,9 @@ def test_it_goes_with_its_engine_to_another_process(engine: Engine) -> None:
 def test_what_is_no_share_is_refused_and_can_be_set_again(engine: Engine, wrong: float) -> None:
     mixture = Mixture(engine, 0.7)
     engine.seat.control.runtime["offline_fraction"] = wrong
-    with pytest.raises(CorruptBufferError, match=r"the share of the data set .* anneal\(step"):
+    with pytest.raises(
+        CorruptBufferError, match=r"the stored fraction of the data set .* anneal\(step"
+    ):
         mixture.fraction  # noqa: B018
     mixture.fraction = 0.5
     assert mixture.fraction == 0.5

@@ -174,7 +174,9 @@ def test_a_handle_that_is_sent_to_another_process_says_how_to_open_one_there(
 
 
 def test_where_there_is_no_buffer_an_attach_says_so(directory: Directory) -> None:
-    with pytest.raises(AttachTimeout, match="waited 0 s for a buffer, and it still does not exist"):
+    with pytest.raises(
+        AttachTimeout, match="waited 0 s for a buffer, but the path still does not exist"
+    ):
         directory.arrays(timeout=0.0)
     with pytest.raises(
         ValueError, match="timeout must be a number of seconds of at least 0, but is -1"

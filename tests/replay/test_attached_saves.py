@@ -98,7 +98,7 @@ def test_every_write_to_a_save_raises_and_changes_nothing(tmp_path: Path) -> Non
         assert set(arrays.sample()["number"].tolist()) <= set(range(4, 12))
         with pytest.raises(ReadOnlyError, match="is a save"):
             arrays.extend({"number": np.arange(1), "obs": np.zeros((1, 2), np.float32)})
-    with pytest.raises(ReadOnlyError, match="which would be changed"):
+    with pytest.raises(ReadOnlyError, match="which this call would change"):
         Engine.open(tmp_path / "storage", None)
     assert content_of(tmp_path) == before
 

@@ -1346,7 +1346,7 @@ def test_a_storage_that_may_use_what_exists_continues_in_a_save(tmp_path: Path) 
     rb.extend(TensorDict({"a": torch.arange(3)}, [3]))
     rb.dumps(tmp_path)
     place = tmp_path / "storage"
-    with pytest.raises(BufferExistsError, match="contains a buffer already"):
+    with pytest.raises(BufferExistsError, match="already contains a buffer"):
         TensorDictReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=place)).extend(rb[:])
     storage = LazyMemmapStorage(4, scratch_dir=place, shared_init=True)
     with TensorDictReplayBuffer(storage=storage) as continued:

@@ -270,7 +270,7 @@ def test_a_directory_is_made_by_the_first_write_and_has_to_be_free_unless_told(
     assert (tmp_path / "buffer").is_dir()
     second = maker.storage(10, shared_init=False)
     assert len(second) == 0
-    with pytest.raises(BufferExistsError, match="contains a buffer already"):
+    with pytest.raises(BufferExistsError, match="already contains a buffer"):
         second.set(0, steps(9, 10)[0])
     third = TensorDictReplayBuffer(storage=maker.storage(10, shared_init=False, existsok=True))
     assert_are_steps(third[:], [0, 1, 2])

@@ -188,8 +188,8 @@ def test_a_timeout_says_what_it_waited_for(scratch_dir: Path, made: bool) -> Non
     assert isinstance(caught.value, TimeoutError)
     still = "contains no buffer" if made else "does not exist"
     assert str(caught.value) == (
-        f"{scratch_dir}: waited 0.05 s for a buffer, and it still {still}; start a coordinator "
-        f"for it (shmbuffer serve {scratch_dir} --capacity N), or check the path"
+        f"{scratch_dir}: waited 0.05 s for a buffer, but the path still {still}; start a "
+        f"coordinator for it (shmbuffer serve {scratch_dir} --capacity N), or check the path"
     )
     assert caught.value.parts["timeout_s"] == 0.05
 

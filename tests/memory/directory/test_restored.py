@@ -182,7 +182,9 @@ def test_items_are_compared_with_their_checksums_on_request(path: Path) -> None:
 def test_a_buffer_in_use_is_not_verified(path: Path) -> None:
     with (
         Engine.open(path, SETTINGS),
-        pytest.raises(BufferInUseError, match=rf"pids {os.getpid()}\); end them first") as raised,
+        pytest.raises(
+            BufferInUseError, match=rf"pids {os.getpid()}\); end these processes first"
+        ) as raised,
     ):
         recover(path, verify=True)
     assert raised.value.pids == [os.getpid()]
