@@ -36,7 +36,7 @@ def test_the_first_to_ask_says_what_it_begins_with(engine: Engine) -> None:
 
 def test_another_beginning_is_refused_with_both_numbers(engine: Engine) -> None:
     Mixture(engine, 0.3)
-    with pytest.raises(ValueError, match=r"handle set offline_fraction=0\.3, but .* given 0\.5"):
+    with pytest.raises(ValueError, match=r"handle set offline_fraction=0\.3, but .* passed 0\.5"):
         of_another_handle(engine, 0.5)
     assert Mixture(engine, 0.3).fraction == 0.3
 
