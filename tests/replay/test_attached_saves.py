@@ -159,7 +159,9 @@ def test_what_has_no_leaves_or_another_layout_is_refused_and_loads_is_named(tmp_
     texts = ReplayBuffer(storage=ListStorage(4), batch_size=1)
     texts.extend(["a", "b"])
     texts.dumps(tmp_path / "texts")
-    with pytest.raises(SchemaMismatchError, match=r"Python objects, which.*load the save with loads\(\)"):
+    with pytest.raises(
+        SchemaMismatchError, match=r"Python objects, which.*load the save with loads\(\)"
+    ):
         attach(tmp_path / "texts", timeout=1.0)
     saved(tmp_path / "ours").dumps(tmp_path / "theirs", layout="torchrl")
     for path in (tmp_path / "theirs", tmp_path / "theirs" / "storage"):
