@@ -800,7 +800,7 @@ def test_a_read_only_directory_is_refused(fast_path: Path) -> None:
     assert (status, errors) == (0, "")
     assert len(output.splitlines()) == 2
     for line in output.splitlines():
-        assert "read-only file system; choose a directory where you may write" in line
+        assert "read-only file system; choose a directory where you can write" in line
 
 
 def test_an_unknown_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ class InitLock(Lock):
             raise
 
     def _hold(self, *, make: bool) -> None:
-        """Locks the init.lock of the directory."""
+        """Locks the file ``init.lock`` of the buffer. ``make`` creates the file if necessary."""
         self.hold(
             self.directory,
             INIT_LOCK,
@@ -275,14 +275,14 @@ def _timeout(where: Path, fd: int, timeout: float, purpose: str) -> AttachTimeou
     if pids:
         who = " and ".join(f"pid {pid} ({process_state(pid)})" for pid in pids)
         advice = (
-            f"pass a longer timeout, or inspect it with `ps -fp {pids[0]}`: `kill -CONT {pids[0]}`"
-            " continues a stopped process, and killing it frees the lock"
+            f"pass a longer timeout, or inspect the process with `ps -fp {pids[0]}`:"
+            f" `kill -CONT {pids[0]}` continues a stopped process, and killing it frees the lock"
         )
     else:
         who = "a process that /proc/locks does not show"
         advice = (
-            f"pass a longer timeout, or find it with `fuser -v {where}`, which does not see other"
-            " containers"
+            f"pass a longer timeout, or find the process with `fuser -v {where}`, which does not"
+            " see other containers"
         )
     return AttachTimeout(
         f"{where}: waited {timeout:g} s for {who}, which {purpose}; {advice}",

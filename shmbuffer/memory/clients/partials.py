@@ -302,7 +302,7 @@ def _impossible(where: Path, problem: str) -> CorruptBufferError:
 
 def _too_large(where: Path, size: int) -> CorruptBufferError:
     """Returns the error for a piece that is larger than the memory of the machine."""
-    return _impossible(where, f"a piece of {human_size(size)} does not fit into the memory")
+    return _impossible(where, f"a piece of {human_size(size)} does not fit into memory")
 
 
 def _head_of(data: bytes, number: int) -> tuple[int, ...] | None:

@@ -88,7 +88,7 @@ def size_of(value: object) -> int:
         The integer.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**48:
-        raise ValueError(f"{value!r} is not a size")
+        raise ValueError(f"{value!r} is not a valid size")
     return value
 
 
@@ -100,5 +100,5 @@ def sizes_of(values: object) -> tuple[int, ...]:
         ValueError: An entry is not a valid size.
     """
     if not isinstance(values, list) or len(values) > MAX_DEPTH:
-        raise TypeError(f"{values!r} is not a shape")
+        raise TypeError(f"{values!r} is not a valid shape")
     return tuple(map(size_of, values))

@@ -282,7 +282,7 @@ class Control:
         return max(copies, key=lambda copy: copy.sequence)
 
     def write(self, superblock: Superblock) -> Superblock:
-        """Overwrites the older copy, after a sync of the newer one.
+        """Stores a superblock in place of the older copy, after a sync of the newer copy.
 
         Returns:
             The superblock with its new sequence number.
@@ -295,7 +295,7 @@ class Control:
         return following
 
     def withdraw(self, superblock: Superblock) -> None:
-        """Overwrites both copies. Called after a newer superblock could not be synced."""
+        """Overwrites both copies with a superblock, because the newer one could not be synced."""
         sequence = self.superblock().sequence
         for copy in (0, 1):
             self._store(copy, replace(superblock, sequence=sequence + 1 + copy))

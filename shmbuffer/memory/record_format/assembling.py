@@ -136,7 +136,7 @@ def assemble_one(form: Form, dims: list[int], pieces: list[Any]) -> RecordBatch 
 
 
 def _numbers(form: Form, count: int, batch_dims: Ints, dims: Sequence[Ints], sizes: Ints) -> Ints:
-    """Combines batch sizes, dims and compressed sizes to the numbers of ``count`` records."""
+    """Returns the numbers of ``count`` records: batch sizes, dims and compressed sizes."""
     columns = form.columns
     numbers = np.zeros((count, columns.numbers), np.int64)
     _require_shape("batch_dims", batch_dims, (count, form.batch_dims))

@@ -76,8 +76,8 @@ def measure(form: Form, numbers: Ints) -> tuple[Ints, Ints]:
         refuse(
             ~plausible(raw, packed),
             lambda row, at: (
-                f"{_name(form, int(columns.zstd[at]))} claims that {raw[row, at]} bytes are "
-                f"compressed to {packed[row, at]}, which is impossible"
+                f"in {_name(form, int(columns.zstd[at]))}, {raw[row, at]} bytes are compressed to"
+                f" {packed[row, at]}, which is impossible"
             ),
         )
     return sizes, leaf_bytes

@@ -57,8 +57,8 @@ def encode_form(tree: Any, chunks: Sequence[Chunk]) -> Form:
         )
     if len(writer.out) > bounds.MAX_FORM_BYTES:
         raise ValueError(
-            f"the form of the item takes {len(writer.out)} bytes, but {bounds.MAX_FORM_BYTES} are "
-            "the limit, because it has too many keys or too long ones; shorten them"
+            f"the form of the item takes {len(writer.out)} bytes, but the limit is"
+            f" {bounds.MAX_FORM_BYTES}; use fewer or shorter keys"
         )
     numbers = writer.batch_dims + sum(chunk.numbers for chunk in chunks)
     if numbers > bounds.MAX_NUMBERS:

@@ -39,7 +39,7 @@ _KINDS = {
     stat.S_IFBLK: "a block device",
 }
 
-_CHOOSE_ANOTHER = "choose a directory where you may write, or change its permissions"
+_CHOOSE_ANOTHER = "choose a directory where you can write, or change its permissions"
 _ASK_OWNER = (
     "read it as its owner or as root, or ask its owner to let your group read: `chmod -R g+rX`"
 )
@@ -224,7 +224,7 @@ def require_owner(found: os.stat_result, where: Path) -> None:
     if found.st_uid != os.geteuid():
         raise UnsafePathError(
             f"{where}: belongs to uid {found.st_uid}, but this process runs as uid {os.geteuid()};"
-            " use a directory of your own, or run as its owner",
+            " use your own directory, or run the process as this user",
             path=where,
             uid=found.st_uid,
         )

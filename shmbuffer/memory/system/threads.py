@@ -32,7 +32,7 @@ def set_threads(threads: int | None) -> None:
     """
     if threads is not None and not 1 <= threads <= MOST:
         raise ValueError(
-            f"set_threads: {threads} threads are not supported; pass a number from 1 to {MOST},"
-            " or None to use the processors that this process may run on"
+            f"threads must be a number from 1 to {MOST}, or None to use the processors that this"
+            f" process can run on, but is {threads}"
         )
     _core.set_threads(threads or 0)

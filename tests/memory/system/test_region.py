@@ -216,7 +216,7 @@ def test_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
         output, errors = process.communicate()
         if "unshare failed" in errors:
             pytest.skip(errors)
-        assert output.count("read-only file system; choose a directory where you may write") == 5
+        assert output.count("read-only file system; choose a directory where you can write") == 5
         assert process.returncode == 0, errors
 
 
@@ -361,7 +361,9 @@ def test_a_link_is_not_written_through(directory: Directory, tmp_path: Path) -> 
 
 
 def test_a_size_cannot_be_negative(directory: Directory) -> None:
-    with pytest.raises(ValueError, match="file: the size of a file cannot be -1 bytes"):
+    with pytest.raises(
+        ValueError, match="file: the size of a file must not be negative, but is -1 bytes"
+    ):
         directory.create("file", -1)
 
 

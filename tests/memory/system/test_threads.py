@@ -231,7 +231,7 @@ def test_a_learner_killed_in_a_long_update_has_done_its_first_pieces(
 
 @pytest.mark.parametrize("number", [0, -1, 17])
 def test_threads_that_cannot_be_are_refused(number: int) -> None:
-    with pytest.raises(ValueError, match=f"{number} threads.*from 1 to 16, or None"):
+    with pytest.raises(ValueError, match=f"from 1 to 16, or None .*, but is {number}"):
         set_threads(number)
 
 
