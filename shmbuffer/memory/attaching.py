@@ -221,6 +221,6 @@ def _state(path: Path) -> str:
 
 
 def _hint(path: Path) -> str:
-    """Returns a question about a similar path, for the end of a message, or ""."""
+    """Returns a clause that suggests a similar existing path, or "" if there is none."""
     question = did_you_mean(path)
     return f"; {question}" if question else ""

@@ -171,7 +171,10 @@ class PartialFile:
         return _summarize(self._lock.fd, self.number, self._where)
 
     def read(self) -> Iterator[tuple[int, bytes]]:
-        """Yields the number of items and the body of each piece before the first incomplete one."""
+        """Yields the number of items and the body of each piece.
+
+        Stops before the first incomplete piece.
+        """
         for items, size, at in _pieces(self._lock.fd, self._where):
             with explain_errors(self._where):
                 try:

@@ -55,7 +55,7 @@ class Client:
     queue_position: int | None  # position in the queue for a slot, from 1; None if not waiting
     queued_s: float | None  # seconds since the client got this position; None if not waiting
     joined_s: float  # time of joining, in seconds since the epoch
-    idle_s: float | None  # seconds since the last write, sample or update; None without one
+    idle_s: float | None  # seconds since the last write, sample or update; None if there was none
     # the counters in `layout.COUNTERS`; sums over all clients that ever had this entry
     counters: dict[str, int]
 
@@ -358,7 +358,7 @@ _memberships: weakref.WeakValueDictionary[tuple[str, int], Membership] = (
 
 
 def _claim(record: Any) -> dict[str, int] | None:
-    """Returns the first ticket and the number of slots of an entry's claim, or None without one."""
+    """Returns the first ticket and the number of slots in a claim, or None if there is no claim."""
     if int(record["phase"]) == Phase.IDLE:
         return None
     return {name: int(record[name]) for name in ("first", "count")}

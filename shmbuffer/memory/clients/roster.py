@@ -74,7 +74,9 @@ class ExitRecord:
 
     # None if the process was killed before it wrote the line, or if the file is damaged
     exitcode: int | None = None
-    failed: str = ""  # hash of the code location where it raised an exception; empty without one
+    failed: str = (
+        ""  # hash of the code location where it raised an exception; empty if it raised none
+    )
     error: str = ""  # this exception, in one line
 
 
@@ -84,7 +86,7 @@ class Dead:
 
     name: str  # including the index
     exitcode: int | None  # negative if a signal killed the process; None if unknown
-    error: str  # its last exception, in one line; empty without one
+    error: str  # its last exception, in one line; empty if it raised none
 
     def __str__(self) -> str:
         error = f" ({self.error})" if self.error else ""

@@ -153,7 +153,7 @@ class Side(IntFlag):
 
 
 class Why(IntEnum):
-    """The reason for which a call has to wait."""
+    """The reason why a call has to wait."""
 
     AHEAD = 1  # the write would exceed the ratio
     BEHIND = 2  # the sample would exceed the ratio

@@ -72,7 +72,10 @@ class Sharing:
                 )
 
     def roots(self, leaves: tuple[Leaf, ...]) -> dict[int, int]:
-        """Returns the index of each shared leaf and of the leaf with the current observation."""
+        """Maps the index of each shared leaf to the index of the leaf with the same bytes.
+
+        The shared leaf is ``("next", k)``, and the other leaf is ``k``.
+        """
         number = {leaf.path: at for at, leaf in enumerate(leaves)}
         return {number[path]: number[path[1:]] for path in self.paths}
 

@@ -44,6 +44,7 @@ class SlotsFile:
         capacity, elements = schema.capacity, schema.elements
 
         def part(name: str, count: int, dtype: Any) -> NDArray[Any]:
+            """Returns a view of the section ``name``, which has ``count`` values."""
             size = np.dtype(dtype).itemsize
             return data[at[name] : at[name] + size * count].view(dtype)
 

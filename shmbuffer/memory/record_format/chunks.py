@@ -82,7 +82,10 @@ class Chunk:
 
     @property
     def numbers(self) -> int:
-        """How many numbers a record contains for this chunk: its dims, and a compressed size."""
+        """Count of the numbers that a record stores for this chunk.
+
+        These are its dims and, if it has a compressed piece, the size of this piece.
+        """
         return self.rank + (self.codec in (Codec.ZSTD, Codec.OWN))
 
     @property

@@ -68,7 +68,12 @@ _thread = _ThreadLocal()
 
 
 def require_time(name: str, seconds: Any) -> None:
-    """Raises TypeError or ValueError unless the argument ``name`` is a number of at least 0."""
+    """Checks a time limit that the user passed as the argument ``name``.
+
+    Raises:
+        TypeError: ``seconds`` cannot be compared with a number.
+        ValueError: ``seconds`` is negative or NaN.
+    """
     problem = f"{name} must be a number of seconds of at least 0, or None, but is {seconds!r}"
     try:
         is_time = seconds >= 0

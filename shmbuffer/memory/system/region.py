@@ -392,6 +392,7 @@ class Directory:
         self.close()
 
     def _root(self) -> int:
+        """Returns the descriptor of the directory. Raises BufferClosedError if it was closed."""
         if self.file.fd < 0:
             raise BufferClosedError(
                 f"{self.path}: the directory was closed; open it again", path=self.path

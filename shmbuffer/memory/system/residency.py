@@ -85,6 +85,7 @@ def _cachestat(fd: int, offset: int, nbytes: int) -> Residency | None:
 
 @cache
 def _libc() -> ctypes.CDLL:
+    """Returns the C library of this process."""
     return ctypes.CDLL(None)
 
 
