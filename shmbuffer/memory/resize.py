@@ -51,7 +51,7 @@ def grow(engine: Engine, capacity: int) -> Engine:
     new_ring.restore(snapshot.head % ring.capacity, snapshot.write_count, snapshot.max_priority)
     new_ring.tree.initial = ring.tree.initial
     old = ring.live.raw
-    vars(ring).update(vars(new_ring))  # atomic for other threads, because they need the GIL
+    vars(ring).update(vars(new_ring))  # one step under the GIL, so no thread sees a mixture
     larger._ring, engine._ring = ring, None
     engine.close()  # waits for running calls on the old memory
     current = old[present]

@@ -23,9 +23,9 @@ class PriorityTree:
         self._calls = calls
         self._seat = calls.seat
         self._live = live
-        # Function that returns the default priority of new items. Its argument are their slots, or
-        # None if the slots are already claimed. If there is no function, the default is the largest
-        # priority that was ever set.
+        # Function that returns the default priority of new items. Its argument is the array of
+        # their slots, or None if the slots are already claimed. If there is no function, the
+        # default is the largest priority that was ever set.
         self.initial: Callable[[Ints | None], float] | None = None
 
     # The properties up to `p_min` read one value, without a lock.

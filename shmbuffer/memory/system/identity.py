@@ -140,7 +140,7 @@ def prove_dead(
     if not same_namespace or not _is_a_pid(identity.pid) or not _proc_is_ours():
         return lock_is_free()
     seen = _state_and_start(identity.pid)
-    if seen is None:  # the process is gone, or hidden by the mount option hidepid
+    if seen is None:  # the process has ended, or /proc hides it (hidepid)
         return not _exists(identity.pid) or lock_is_free()
     state, start_time = seen
     if 0 in (identity.start_time, me.start_time):
