@@ -331,9 +331,7 @@ def _summarize(fd: int, number: int, where: Path) -> Partial | None:
         return None
     number, rows, nbytes, version, pid, made_ns = head
     if not rows or layout.VERSIONS <= version < _NO_VERSION:
-        raise _impossible(
-            where, f"the header contains invalid values: {rows:,} items of version {version:,}"
-        )
+        raise _impossible(where, f"{rows:,} items are reserved for a policy of version {version:,}")
     pieces = [(items, size) for items, size, _ in _pieces(fd, where)]
     return Partial(
         id=number,

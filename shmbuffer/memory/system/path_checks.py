@@ -224,7 +224,7 @@ def require_owner(found: os.stat_result, where: Path) -> None:
     if found.st_uid != os.geteuid():
         raise UnsafePathError(
             f"{where}: belongs to uid {found.st_uid}, but this process runs as uid {os.geteuid()};"
-            " use your own directory, or run the process as this user",
+            " use a directory of your own, or run as its owner",
             path=where,
             uid=found.st_uid,
         )
