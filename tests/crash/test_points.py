@@ -123,7 +123,7 @@ def test_the_reader_of_python_sees_every_kind_of_store() -> None:
         "control.runtime['state']",
         "self.live.words[piece][which]",
         "self.live.raw[where][wrong]",
-        "mine[name]",
+        "own_entry[name]",
         "os.mkdir",
         "os.rename",
         "os.unlink",

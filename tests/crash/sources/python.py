@@ -56,8 +56,8 @@ CORE_CALLS = {"reap", "rebuild", "relink", "leave", "format_mutex", "publish"}
 CORE = {"_core", "native", "_native"}
 #: Arrays and dicts of the process's own, by the name of the variable.
 PRIVATE = {
-    *("page", "numbers", "settings", "_memberships", "least", "data", "kept"),
-    *("sources", "raw", "extents", "what", "folder", "folders", "wrong"),
+    *("page", "numbers", "settings", "_memberships", "least", "data"),
+    *("sources", "raw", "extents", "folder", "folders", "wrong", "written", "fields"),
     *("self.intakes", "intakes", "self.stack_outtakes", "self._mapped"),
 }
 
