@@ -53,9 +53,9 @@ class LabelSource(Source):
         known, states = item_states.tickets < self._index.head, item_states.states
         # This learner's items were removed when they were claimed. `put_back` returns them when
         # their leases end.
-        here = states == HELD_HERE
-        free = np.flatnonzero(known & (states == TO_GIVE))
-        claimed = np.flatnonzero(known & (states > TO_GIVE) & (is_new | ~here))
+        here = states == LEASED_HERE
+        free = np.flatnonzero(known & (states == DELIVERABLE))
+        claimed = np.flatnonzero(known & (states > DELIVERABLE) & (is_new | ~here))
         if not is_new:  # a new table contains all items
             self.add(free)
         return self.remove_taken(claimed, free, states)
@@ -127,7 +127,7 @@ class WholeGroups(LabelSource):
         delivered, because a group is only delivered as a whole.
         """
         self._take(claimed, are_taken=True)
-        done = self._index.find_groups(claimed[states[claimed] == DONE])
+        done = self._index.find_groups(claimed[states[claimed] == COMPLETE])
         done = done[done >= 0]
         return free[np.isin(self._index.find_groups(free), done)] if len(done) else free[:0]
 

@@ -308,7 +308,7 @@ class PriorityStore(Sampler):
             tickets = None if tickets is None else tickets[written]
             return self._update(elements[written], raw[written], tickets)
 
-    def update_given(self, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
+    def update_arrays(self, index: Any, priority: Any, generation: Any) -> PriorityUpdate | None:
         """Sets priorities in the C core, without a conversion.
 
         Returns None, and changes nothing, if the core cannot read the arguments directly or if the

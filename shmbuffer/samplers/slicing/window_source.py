@@ -55,7 +55,7 @@ class WindowSource(Source):
             return
         self.forget()
         found = consumer.item_states()
-        done = np.flatnonzero(found.states == DONE)
+        done = np.flatnonzero(found.states == COMPLETE)
         below = int(found.tickets[done].max(initial=-1)) + 1  # later items can be in windows
         self._windows.load(Used(done, below))
 
@@ -114,10 +114,10 @@ class WindowSource(Source):
         given = self._all_given()
         elements, tickets = given
         is_same, states = item_states.tickets[elements] == tickets, item_states.states[elements]
-        is_over = ~is_same.all(1) | (states == DONE).any(1)
+        is_over = ~is_same.all(1) | (states == COMPLETE).any(1)
         # Items of windows that were only partly acknowledged cannot be delivered any more.
-        rest = is_over[:, None] & is_same & (states == TO_GIVE)
-        self._take_back(given.select(~is_over), (states == TO_GIVE).all(1)[~is_over])
+        rest = is_over[:, None] & is_same & (states == DELIVERABLE)
+        self._take_back(given.select(~is_over), (states == DELIVERABLE).all(1)[~is_over])
         # The age is measured from the last update instead of the head, because items written since
         # are in no window yet, even if they are half a ring old.
         is_old = item_states.tickets < self._windows.followed - self.ring.capacity // 2
