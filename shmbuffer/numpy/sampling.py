@@ -104,7 +104,7 @@ class Sampling(Handle):
             return PriorityUpdate(0, 0)
         rows = self._rows or self._need()
         if self._max_priority is None and not self._dim_extend:
-            applied = ring.update_given(index, priority, generation)
+            applied = ring.update_arrays(index, priority, generation)
             if applied is not None:
                 return PriorityUpdate._make(applied)
         if self._dim_extend and np.ndim(priority) > 1:

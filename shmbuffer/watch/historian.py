@@ -56,7 +56,7 @@ class Death:
     @property
     def cause(self) -> str:
         """Description of the cause of death, as far as this process knows it."""
-        return roster.cause(self.exitcode)
+        return roster.describe_exit(self.exitcode)
 
     def __str__(self) -> str:
         who = self.name or self.role
