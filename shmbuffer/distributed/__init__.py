@@ -1,1 +1,1 @@
-"""Buffers for several machines. The optional dependencies are imported on first use."""
+"""Buffers that several machines share. Optional dependencies are imported on first use."""

@@ -1,12 +1,13 @@
-"""A handle on the buffer of another process, through shared memory or through the owner.
+"""A handle on a buffer that another process, its owner, has created.
 
-    handle.sample() ──▶ LocalHandle ──▶ the owner's directory, open here   if it can be reached
-                   └──▶ Owner, by a request                                everything else
+    handle.sample() ──▶ LocalHandle ──▶ the owner's directory, opened in this process (direct path)
+                   └──▶ Owner, by a request                    (everything else)
 
-A handle has every public method and property of the buffer's class. Calls that move data take the
-direct path if it is available. Calls that change the buffer itself (`set_sampler`, `empty`,
-`dumps`, ...) run in the owner. The handle asks for the owner's address once, at its first use.
-Afterwards the direct path also works while the owner is busy, stopped or dead.
+A handle has every public method and property of the buffer's class. Calls that move data use the
+direct path if this process can open the owner's directory. Calls that change the buffer itself
+(`set_sampler`, `empty`, `dumps`, ...) run in the owner's process. The handle requests the owner's
+address once, when it is first used. Afterwards the direct path works even if the owner is busy,
+stopped or dead.
 """
 
 from __future__ import annotations
@@ -37,45 +38,49 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 LIFECYCLE = frozenset(
     {"as_remote", "client", "clients", "close", "is_alive", "service_backend", "shutdown", "start"}
 )
-"""Methods that only the creator of the buffer may call."""
+"""Names of the methods that only the buffer's creator can call."""
 
 
 class Handle:
-    """Base class of the handles. A derived class defines how requests are sent to the owner."""
+    """Base class of handles. A subclass defines how requests are sent to the owner."""
 
     owner_is_gone: tuple[type[Exception], ...] = ()
-    """Errors that `_ask` raises if the owner is dead."""
+    """Exceptions that `_ask` raises if the owner is dead."""
 
     _looking = ForkLock()
 
     def __init__(self, offer: Address | None = None, remote_only: str = "") -> None:
-        self._offer = offer  # from the handle that was copied
-        self._remote_only = remote_only  # why the direct path must not be used; "" if it can be
+        self._offer = offer  # owner's address, taken over from the handle that was copied
+        self._remote_only = remote_only  # reason not to use the direct path; "" allows it
         self._near: LocalHandle | None = None
-        self._apart = remote_only  # why there is no direct path
-        self._settled = bool(remote_only)  # True: no new attempt until the buffer changes
+        self._apart = remote_only  # reason why the direct path is not available
+        self._settled = bool(remote_only)  # True: do not try again until the buffer changes
 
     def _ask(self, request: str, *args: Any) -> Any:
-        """Calls a method of `Owner`; returns its result or raises its error."""
+        """Calls a method of the remote `Owner`, and returns its result or raises its exception."""
         raise NotImplementedError
 
-    # -- which way -----------------------------------------------------------------------------
+    # -- choice of the path --------------------------------------------------------------------
 
     @property
     def direct(self) -> bool:
-        """True if this handle reads, writes and samples in the owner's memory; see `paths`."""
+        """True if this handle reads, writes and samples through shared memory; see `paths`."""
         return all(way == "direct" for way in self.paths.values())
 
     @property
     def paths(self) -> dict[str, str]:
-        """Maps "read", "write" and "sample" to "direct", or to the reason why the owner does it."""
+        """How each kind of call is made: a mapping from "read", "write" and "sample".
+
+        The value is "direct" if the call uses shared memory. Otherwise the value is the reason why
+        the owner makes the call.
+        """
         near = self._reach()
         if near is None:
             return dict.fromkeys(GROUPS, self._apart)
         return {group: near.offer.refused.get(group, "direct") for group in GROUPS}
 
     def detach(self) -> None:
-        """Detaches from the owner's directory. The next direct call opens the directory again."""
+        """Detaches from the owner's directory. The next direct call opens it again."""
         with self._looking:
             self._offer = self._carried()
             near, self._near = self._near, None
@@ -83,18 +88,22 @@ class Handle:
                 near.close()
 
     def _carried(self) -> Address | None:
-        """Returns the owner's address for a copy of this handle."""
+        """Returns the last known address of the owner, for a copy of this handle."""
         return self._offer if self._near is None else self._near.offer
 
     def _reach(self, group: str | None = None) -> LocalHandle | None:
-        """Returns the buffer as opened in this process, or None if ``group`` needs the owner."""
+        """Returns the direct path to the buffer, or None if the owner has to make the call.
+
+        Args:
+            group: a group of calls in `GROUPS`. None asks whether any direct path exists.
+        """
         near = self._near
         if near is None or not near.is_current():
             near = self._look()
         return near if near is None or group is None or group in near.direct else None
 
     def _look(self) -> LocalHandle | None:
-        """Tries to open the owner's memory, unless an earlier attempt failed for good."""
+        """Updates or opens the direct path, unless an earlier attempt has ruled it out."""
         if self._near is None and self._settled:
             return None
         with self._looking:
@@ -104,13 +113,13 @@ class Handle:
                 carried, self._offer = self._offer, None
                 if carried is not None:
                     self._follow(carried)
-                if self._near is None:  # another machine, or the address is out of date
+                if self._near is None:  # this is another machine, or the address is outdated
                     self._settled = False
                     self._follow(self._ask("offer"))
             return self._near
 
     def _follow(self, offer: Address) -> None:
-        """Opens the buffer at a new address of the owner, and replaces the current one."""
+        """Replaces the direct path by one to the given address of the owner."""
         before, self._near = self._near, None
         try:
             self._near = approach(offer, before)
@@ -118,10 +127,10 @@ class Handle:
             self._apart, self._settled = str(reason), not offer.later
 
     def _catch_up(self, near: LocalHandle) -> None:
-        """Reads the owner's configuration again if the mark in the directory has changed."""
+        """Requests the owner's configuration again if the mark in its directory has changed."""
         mark = near.news()
         if mark is None:
-            return  # another thread has already read the configuration
+            return  # another thread has already updated the configuration
         try:
             offer = self._ask("offer")
         except self.owner_is_gone:
@@ -135,8 +144,8 @@ class Handle:
     # -- the methods of a buffer ---------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields samples until the sampler runs out. All handles share the owner's pass."""
-        while (near := self._reach(SAMPLE)) is not None:  # a direct sampler never runs out
+        """Yields samples until the sampler runs out. All handles share one pass over the items."""
+        while (near := self._reach(SAMPLE)) is not None:  # the direct path never runs out of items
             yield near.buffer.sample()
         while (batch := self._call("next")) is not None:
             yield batch
@@ -161,13 +170,13 @@ class Handle:
         return done(functools.partial(self._call, "update_if_present", **update))
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Asks the owner to call a method of the buffer, and returns the result."""
+        """Asks the owner to call a method of the buffer, and returns the method's result."""
         try:
             result = self._ask("call", name, args, kwargs)
-        except BufferInUseError:  # nothing was changed
+        except BufferInUseError:  # nothing was changed, so the call can be repeated
             if self._near is None:
                 raise
-            self.detach()  # this handle may be the client that keeps the buffer in use
+            self.detach()  # this handle may be the client for which the owner refused the call
             result = self._ask("call", name, args, kwargs)
         if name not in GROUP_OF:
             self._look_again()
@@ -176,12 +185,12 @@ class Handle:
         return self if result is Itself else result
 
     def _look_again(self) -> None:
-        """Allows another attempt at the direct path, because the buffer has changed."""
+        """Allows the next call to try the direct path again, because the buffer has changed."""
         if self._near is None and not self._remote_only:
             self._settled = False
 
     def __getattr__(self, name: str) -> Any:
-        """Returns an attribute that the owner's class has and `TensorDictReplayBuffer` lacks."""
+        """Returns an attribute that only the class of the owner's buffer has."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in LIFECYCLE:
@@ -194,6 +203,7 @@ class Handle:
 
 
 def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a handle method that calls the buffer's method directly or through the owner."""
     group = GROUP_OF.get(name)
 
     @functools.wraps(original)
@@ -208,6 +218,10 @@ def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _property(name: str, original: property) -> property:
+    """Returns a handle property that reads the buffer's property directly or through the owner.
+
+    Assignments always go to the owner.
+    """
     group = GROUP_OF.get(name)
 
     def get(self: Handle) -> Any:
@@ -222,7 +236,10 @@ def _property(name: str, original: property) -> property:
 
 
 def _forward(cls: type[Handle]) -> None:
-    """Adds every public method and property of `TensorDictReplayBuffer` to the handle class."""
+    """Adds each public method and property of `TensorDictReplayBuffer` to a handle class.
+
+    Names in `LIFECYCLE`, and names that the class itself defines, are left out.
+    """
     for name in dir(TensorDictReplayBuffer):
         if name in LIFECYCLE or name in vars(cls):
             continue

@@ -1,11 +1,11 @@
-"""The Ray actor that owns a buffer and serves the handles of other processes.
+"""The Ray actor that owns a buffer and answers requests from handles in other processes.
 
     made_of(class, arguments) ──▶ Keeper ──▶ Owner, or Shard ──▶ buffer
     asked(keeper, name, ...)  ──▶ answer ──▶ opened: the result, or the error that was raised
 
-A request is a pickle in a bytes object, because Ray copies bytes. Arrays arrive as read-only views
-of Ray's object store, and a buffer that kept such a view would keep the store's memory in use. An
-answer is a message (see message.py). The receiver copies the message if necessary.
+A request is sent as a pickled bytes object, because Ray copies bytes objects. It delivers arrays as
+read-only views of its object store, and a buffer that kept a view would occupy the store's memory.
+An answer is a message (see message.py), which the receiver copies if necessary.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shmbuffer.distributed.runtime import STARTS_SOONER, require_ray
 from shmbuffer.memory.format.array_types import Bytes
 
 START_S = 10.0
-"""Seconds after which a constructor logs that Ray has not started an actor yet."""
+"""Seconds after which a constructor logs that Ray has not started an actor."""
 
 SLOW_START_S = 120.0
 """Seconds after which a constructor logs that Ray may be killing workers that start slowly."""
 
 LEAVE_S = 5.0
-"""Seconds that a keeper has to close its buffer before it is killed."""
+"""Maximum time in seconds for keepers to close their buffers before they are killed."""
 
 _ASK_FOR_LESS = "pass remote_config={'num_cpus': 0} to request fewer resources"
 _SLOW = (
@@ -48,9 +48,9 @@ class Keeper:
     """Ray actor that owns a buffer and answers requests.
 
     Args:
-        made_of: class and arguments of the buffer, pickled by `made_of`.
-        serve: class of the owner, whose methods the requests call.
-        about: further arguments of the owner's class.
+        made_of: class and arguments of the buffer, pickled by the function `made_of`.
+        serve: class of the owner, whose methods are called by requests.
+        about: further arguments of that class.
     """
 
     def __init__(self, made_of: bytes, serve: type[Owner] = Owner, *about: str) -> None:
@@ -60,11 +60,16 @@ class Keeper:
         try:
             cls, args, kwargs = pickle.loads(made_of)
             self._owner = serve(cls(*args, **kwargs), require_ray().cloudpickle.dumps, *about)
-        except Exception as error:  # raised at each request, because a dead actor gives no reason
+        except Exception as error:  # kept as the answer to each request, so that callers see it
             self._failure = self._error(error)
 
     def answer(self, request: bytes) -> Bytes:
-        """Calls a method of the owner, and returns the result or the error as a message."""
+        """Calls a method of the owner, and returns its result or its exception as a message.
+
+        Args:
+            request: pickled name and arguments of the method. An empty name only checks that the
+                buffer could be created.
+        """
         if self._owner is None:
             return self._failure
         try:
@@ -83,13 +88,14 @@ class Keeper:
             )
 
     def _error(self, error: Exception) -> Bytes:
+        """Returns an exception as a message. Exits the process if the exception is fatal."""
         if isinstance(error, self._fatal):
             _log.error("this keeper is exiting, so that Ray restarts it: %s", error)
             os._exit(1)
         where = "".join(traceback.format_exception(error))
         try:
             message = packed((False, error, where))
-            unpacked(message)  # some exceptions pickle, but do not unpickle
+            unpacked(message)  # some exceptions can be pickled, but not unpickled
             return message
         except Exception:
             plain = RuntimeError(f"{type(error).__name__}: {error}")
@@ -97,16 +103,27 @@ class Keeper:
 
 
 def _end_after(raylet: int) -> None:
-    """Exits when the parent raylet has died, because Ray may restart the actor elsewhere."""
+    """Exits this process once its raylet has died, because Ray may restart the actor elsewhere.
+
+    Args:
+        raylet: pid of the raylet, which is the parent of this process.
+    """
     while os.getppid() == raylet:
         time.sleep(1.0)
     os._exit(1)
 
 
 def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, front: str) -> bytes:
-    """Pickles a buffer's class and arguments, or raises TypeError for one that cannot be pickled.
+    """Pickles a buffer's class and arguments for its `Keeper`.
 
-    ``front`` is the public function that the error message names.
+    Args:
+        cls: class of the buffer.
+        args: positional arguments of the class.
+        kwargs: keyword arguments of the class.
+        front: name of the public class, for the error message.
+
+    Raises:
+        TypeError: the class or an argument cannot be pickled.
     """
     dumps: Callable[[Any], bytes] = require_ray().cloudpickle.dumps
     named = {"replay_buffer_cls": cls, **{f"args[{at}]": arg for at, arg in enumerate(args)}}
@@ -124,12 +141,18 @@ def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, front: s
 
 
 def asked(keeper: Any, name: str, *args: Any) -> Any:
-    """Asks a keeper to call a method of its owner, and returns Ray's reference to the answer."""
+    """Sends a keeper a request to call a method of its owner.
+
+    Returns Ray's reference to the answer, without waiting for the answer.
+    """
     return keeper.answer.remote(require_ray().cloudpickle.dumps((name, args)))
 
 
 def opened(message: Bytes) -> Any:
-    """Returns the result in an answer, or raises its error. Tensors are views of the answer."""
+    """Returns the result in a keeper's answer, or raises the exception in it.
+
+    Tensors in the result are views of the answer.
+    """
     done, result, *where = unpacked(message)
     if done:
         return result
@@ -137,16 +160,19 @@ def opened(message: Bytes) -> Any:
     try:
         raise result
     finally:
-        del result  # else this frame and the error keep each other alive
+        del result  # otherwise this frame and the exception keep each other alive
 
 
 def started(where: str, answers: Mapping[str, Any], limit_s: float = math.inf) -> list[Any]:
-    """Waits for actors that Ray is starting, and returns their first answers.
+    """Waits until actors that Ray is starting have answered, and returns their first answers.
 
     Args:
-        where: description of the buffer for messages.
-        answers: Ray's references to the first answers, by a description of each actor.
-        limit_s: seconds after which TimeoutError is raised.
+        where: description of the buffer, for messages.
+        answers: mapping from a description of each actor to Ray's reference to its first answer.
+        limit_s: maximum time to wait, in seconds.
+
+    Raises:
+        TimeoutError: an actor has not answered within ``limit_s``.
     """
     ray, refs, began = require_ray(), list(answers.values()), time.monotonic()
     for wait_s, hint in ((START_S, _ASK_FOR_LESS), (SLOW_START_S, _SLOW), (limit_s, "")):
@@ -162,15 +188,16 @@ def started(where: str, answers: Mapping[str, Any], limit_s: float = math.inf) -
         )
         if wait_s >= limit_s:
             raise TimeoutError(
-                f"{text}. They were stopped, and nothing was written: try again when the nodes are "
-                f"less busy, request less with remote_config, or {STARTS_SOONER}"
+                f"{text}. The actors were stopped, and nothing was written. Try again when the "
+                f"nodes are less busy, request fewer resources with remote_config, or "
+                f"{STARTS_SOONER}"
             )
         _log.warning("%s. %s", text, hint)
     return list(ray.get(refs))
 
 
 def ended(keepers: Collection[Any]) -> list[Bytes]:
-    """Asks keepers to close their buffers, kills them, and returns the answers that arrived."""
+    """Asks keepers to close their buffers, kills the keepers, and returns the answers received."""
     ray = require_ray()
     if not keepers or not ray.is_initialized():
         return []

@@ -2,9 +2,10 @@
 
     size of the pickle (8) │ the pickle │ the bytes of each tensor and array, cache line aligned
 
-Ray sends one array more cheaply than many. The receiver's array lies in Ray's object store and is
-read-only. Copy the whole array before its tensors are returned to a user. Copy single tensors
-before they are stored in another object.
+Ray sends one large array faster than many small ones. The receiver gets a read-only view of Ray's
+object store. A caller that returns the unpacked tensors to the user copies the whole array before
+it unpacks the array. A caller that stores an unpacked tensor elsewhere copies the tensor, because
+otherwise the tensor keeps the whole message in memory.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _BYTES = np.dtype("<u8").itemsize
 
 
 def packed(value: Any) -> Bytes:
-    """Packs a value into a message and returns it, uint8 ``[bytes]``."""
+    """Packs a value into a message and returns the message, uint8 ``[bytes]``."""
     try:
         data, parts = _pickled(_ByName, value)
-    except Exception:  # a class or function that cannot be imported
+    except Exception:  # the receiver cannot import one of the classes or functions by name
         data, parts = _pickled(_by_value(), value)
     sizes = [part.nbytes for part in parts]
     head = pickle.dumps((sizes, data))
@@ -47,7 +48,7 @@ def packed(value: Any) -> Bytes:
 
 
 def unpacked(message: Bytes) -> Any:
-    """Unpacks the value of a message. Its tensors and arrays are views of the message."""
+    """Returns the value packed into a message. Its tensors and arrays are views of the message."""
     # torch.frombuffer() accepts only writable memory.
     memory: Any = (ctypes.c_uint8 * message.size).from_address(message.ctypes.data)
     memory.source = message  # keeps the message alive
@@ -60,7 +61,7 @@ def unpacked(message: Bytes) -> Any:
 
 
 def _pickled(pickler: Any, value: Any) -> tuple[bytes, list[memoryview]]:
-    """Returns the pickle, and the buffers that were left out of band."""
+    """Pickles a value, and returns the pickle and the out-of-band buffers of its tensors."""
     parts: list[memoryview] = []
     stream = io.BytesIO()
     collect = lambda part: parts.append(part.raw())  # noqa: E731
@@ -69,7 +70,11 @@ def _pickled(pickler: Any, value: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def _reduced(part: torch.Tensor) -> Any:
-    """Reduces a tensor for pickling, with its bytes out of band if they describe it fully."""
+    """Reduces a tensor for pickling.
+
+    The data of a plain strided CPU tensor are passed out of band. Any other tensor, such as a
+    sparse tensor or one that requires a gradient, is reduced by torch.
+    """
     more = part.requires_grad or part.is_quantized or part.is_conj() or part.is_neg()
     if more or not part.is_cpu or part.layout is not torch.strided:
         return part.__reduce_ex__(5)  # type: ignore[no-untyped-call]
@@ -78,21 +83,26 @@ def _reduced(part: torch.Tensor) -> Any:
 
 
 class _ByName(pickle.Pickler):
-    """Pickles classes and functions by name, at half the cost of `_by_value`."""
+    """Pickles classes and functions by name, which takes half as long as `_by_value`."""
 
     dispatch_table = ChainMap({torch.Tensor: _reduced}, copyreg.dispatch_table)  # type: ignore[arg-type]  # noqa: RUF012
 
 
 @functools.cache
 def _by_value() -> Any:
-    """Returns a pickler class that pickles classes and functions by value, like Ray."""
+    """Returns a pickler class that pickles classes and functions by value, as Ray does."""
     base: Any = require_ray().cloudpickle.CloudPickler
     table = ChainMap({torch.Tensor: _reduced}, base.dispatch_table)
     return type("_ByValue", (base,), {"dispatch_table": table})
 
 
 def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
-    """Returns the offset of each part, and the end of the last part."""
+    """Returns the offset of each out-of-band buffer in a message, and the size of the message.
+
+    Args:
+        head: size of the pickle in bytes.
+        sizes: sizes of the buffers in bytes.
+    """
     places, at = [], _BYTES + head
     for size in sizes:
         at += -at % _LINE
@@ -102,7 +112,7 @@ def _places(head: int, sizes: list[int]) -> tuple[list[int], int]:
 
 
 def _tensor(raw: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Returns a tensor that is a view of the bytes of a message."""
+    """Returns a tensor that is a view of the given bytes of a message."""
     if not raw.nbytes:
         return cpu.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=dtype).view(shape)

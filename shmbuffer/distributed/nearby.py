@@ -1,23 +1,23 @@
-"""Decides whether a process can open the buffer of another process in memory, and opens it.
+"""Opens the buffer of another process through shared memory, if this process can reach it.
 
     owner's process                                  this process
     buffer ──Address.of──▶ Address ── by RPC ──▶ approach ──▶ LocalHandle: the same directory
                          machine, directory, and the buffer's configuration, pickled
 
-Host names cannot identify a machine: containers can share a name or have several, and networks
-reuse names. Two processes are on one machine if they see the same boot id of the kernel, and the
-same file under the buffer's path.
+Host names do not identify a machine, because containers can share a name or have several names, and
+networks reuse names. Two processes are taken to be on one machine if they see the same kernel boot
+id, and the same file under the buffer's path.
 
 A buffer is pickled as its path and configuration, without its contents. The copy has the owner's
-class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory. State that
-belongs to one process stays with the owner, so the owner runs these calls:
+class, arguments, transforms and `collate_fn`, and reads and writes the owner's memory. Some state
+exists only in the owner's process. The owner therefore makes these calls:
 
-- sampling, if the sampler keeps track of its draws (such as a pass without replacement) or is not
-  one of shmbuffer's, or if the buffer was created with a generator;
-- writing, if an object that is not part of shmbuffer must be notified of each write.
+- sampling, if the sampler keeps track of its draws or is not part of shmbuffer, or if the buffer
+  was created with a generator;
+- writing, if a sampler, writer or other object in the owner's process must see every write.
 
 When its configuration changes, the owner writes a new mark to the directory (see owner.py).
-`LocalHandle` detects the new mark before the next call, at the cost of comparing two numbers.
+Before each call, `LocalHandle` compares two numbers to detect a new mark.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from shmbuffer.storages.ring_backed import RingBacked
 from shmbuffer.writers.round_robin import RoundRobinWriter
 
 READ, WRITE, SAMPLE = GROUPS = ("read", "write", "sample")
-"""The kinds of calls that another process can make directly."""
+"""Groups of calls that another process can make through shared memory."""
 
 MARK = "config_version"
-"""Key in the directory's settings whose value changes with the owner's configuration."""
+"""Key in the directory's settings. Its value changes whenever the owner's configuration changes."""
 
 _OPERATIONS = {
     READ: ("__getitem__", "__len__"),
@@ -56,12 +56,12 @@ _OPERATIONS = {
 
 
 class Unreachable(Exception):  # noqa: N818 - a state, not a failure
-    """Raised if this process cannot open the buffer's memory. The message gives the reason."""
+    """Raised if this process cannot open the owner's memory. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Location and configuration of a buffer."""
+    """Location and configuration of a buffer, as sent to other processes."""
 
     boot_id: bytes  # boot id of the owner's kernel
     pid: int  # pid of the owner, for messages
@@ -70,10 +70,10 @@ class Address:
     file: tuple[int, int] = (0, 0)  # device and inode of its control file
     payload: bytes = b""  # class and configuration of the buffer, pickled
     storage: bytes = b""  # the storage, pickled as its path
-    # why the owner has to run the calls of a group of `GROUPS`; key "" applies to all calls
+    # for each group of `GROUPS` that needs the owner, the reason; the key "" means all groups
     refused: dict[str, str] = field(default_factory=dict)
-    later: bool = False  # True if the first write will create the directory
-    # the mark in the directory that belongs to this address
+    later: bool = False  # True if the directory does not exist until the first write
+    # the mark that the directory contains while this address is valid
     mark: str = field(default="", compare=False)
 
     @property
@@ -83,7 +83,12 @@ class Address:
 
     @classmethod
     def of(cls, buffer: ReplayBuffer, dumps: Callable[[Any], bytes]) -> Address:
-        """Returns the address of a buffer in this process, without a mark."""
+        """Returns the address of a buffer that this process owns, without a mark.
+
+        Args:
+            buffer: the buffer.
+            dumps: function that pickles the buffer's class, configuration and storage.
+        """
         storage = buffer.storage
         me = identity.current()
         here = (me.boot_id, me.pid)
@@ -113,21 +118,21 @@ class Address:
 
 
 class LocalHandle:
-    """The owner's buffer, opened in this process. Detaches when it is garbage collected."""
+    """The owner's buffer, opened in this process. It is closed when the handle is collected."""
 
     def __init__(self, buffer: ReplayBuffer, offer: Address) -> None:
         self.buffer = buffer
         self.offer = offer
-        # the groups of calls that do not need the owner
+        # groups of calls that this process makes without the owner
         self.direct = frozenset(GROUPS) - offer.refused.keys()
         self._control = engine_of(buffer).seat.control
         self._sequences: tuple[int, int] | None = None
-        # A replaced handle is not closed at once, because another thread may be in a call.
+        # A replaced handle is closed when it is collected, because another thread may still use it.
         self._end = weakref.finalize(self, buffer.close)
         self._end.atexit = False  # at exit the engine closes itself
 
     def is_current(self) -> bool:
-        """True if the owner's configuration is unchanged. Compares two numbers in 0.4 µs."""
+        """True if the owner's configuration has not changed. Takes 0.4 µs if nothing changed."""
         return self._control.sequences == self._sequences or self.news() is None
 
     def news(self) -> str | None:
@@ -140,19 +145,27 @@ class LocalHandle:
         return None
 
     def give_up(self) -> RingBacked:
-        """Returns the open storage to the caller, whose new `LocalHandle` must close it."""
+        """Transfers the open storage to the caller, whose new `LocalHandle` has to close it."""
         self._end.detach()
         storage = self.buffer.storage
         assert isinstance(storage, RingBacked)
         return storage
 
     def close(self) -> None:
-        """Detaches from the directory now."""
+        """Closes the buffer and detaches from its directory."""
         self._end()
 
 
 def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
-    """Opens the owner's buffer in this process."""
+    """Opens the owner's buffer in this process.
+
+    Args:
+        offer: address of the buffer.
+        near: the current handle, if any. Its storage is reused if the address has the same memory.
+
+    Raises:
+        Unreachable: this process cannot open the buffer.
+    """
     if "" in offer.refused:
         raise Unreachable(offer.refused[""])
     if offer.boot_id == identity.UNKNOWN_BOOT or offer.boot_id != identity.boot_id():
@@ -165,7 +178,7 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
         _require_same(offer)
         storage = pickle.loads(offer.storage)
         if storage.engine().superblock.uuid != offer.uuid:
-            raise Unreachable(f"the owner's buffer in {offer.path} was replaced by another one")
+            raise Unreachable(f"the owner's buffer in {offer.path} was replaced by another buffer")
         return LocalHandle(_rebuilt(cls, state, storage), offer)
     except Exception as error:  # unpickling runs the code of users' classes
         if storage is not None:
@@ -173,19 +186,19 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
         if isinstance(error, Unreachable):
             raise
         raise Unreachable(
-            f"this process cannot open it in {offer.path} ({type(error).__name__}: {error})"
+            f"this process cannot open {offer.path} ({type(error).__name__}: {error})"
         ) from error
 
 
 def engine_of(buffer: ReplayBuffer) -> Engine:
-    """Returns the engine of a buffer that stores its items in a ring."""
+    """Returns the engine of a buffer whose storage is a `RingBacked`."""
     storage = buffer.storage
     assert isinstance(storage, RingBacked)
     return storage.engine()
 
 
 def _require_same(offer: Address) -> None:
-    """Raises Unreachable unless the path leads to the owner's files."""
+    """Raises Unreachable unless the address's path is the owner's directory in this process too."""
     assert offer.path is not None
     if not Path(offer.path).is_dir():
         raise Unreachable(f"its directory {offer.path} is not visible to this process")
@@ -196,11 +209,11 @@ def _require_same(offer: Address) -> None:
         found = directory.stat(layout.CONTROL)
         superblock = files.open_control(writable=False).superblock()
     if superblock.uuid != offer.uuid or (found.st_dev, found.st_ino) != offer.file:
-        raise Unreachable(f"{offer.path} is another buffer here than on the owner's machine")
+        raise Unreachable(f"{offer.path} contains a different buffer here than for the owner")
 
 
 def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
-    """Returns the `GROUPS` that need the owner despite shared memory, each with the reason."""
+    """Returns the groups of `GROUPS` that need the owner despite shared memory, with reasons."""
     storage, sampler, writer = buffer.storage, buffer.sampler, buffer.writer
     refused: dict[str, str] = {}
 
@@ -213,13 +226,13 @@ def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
                 refuse(group, f"{type(buffer).__name__} overrides {name}()")
     if not all(_is_ours(getattr(type(storage), name)) for name in ("get", "set")):
         for group in GROUPS:
-            refuse(group, f"{type(storage).__name__} is not a storage of shmbuffer")
+            refuse(group, f"{type(storage).__name__} is not one of shmbuffer's storages")
 
     drawn = type(sampler).__name__
     if not _is_ours(type(sampler).sample):
         refuse(
             SAMPLE,
-            f"{drawn} is not a sampler of shmbuffer, and may keep track of the items that it "
+            f"{drawn} is not one of shmbuffer's samplers, and may keep track of the items that it "
             "has sampled",
         )
     elif type(sampler).ran_out is not Sampler.ran_out:
@@ -228,7 +241,7 @@ def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
             f"{drawn} keeps track of the items that it has sampled, and all clients share its pass",
         )
     elif buffer.generator is not None:
-        refuse(SAMPLE, "samples use the generator that was passed to the owner")
+        refuse(SAMPLE, "sampling uses the generator that was passed to the owner")
 
     told = type(sampler).add is not Sampler.add or type(sampler).extend is not Sampler.extend
     if told and not (isinstance(sampler, PrioritizedSampler) and _is_ours(type(sampler).add)):
@@ -243,20 +256,27 @@ def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
 
 
 def _is_ours(function: Any) -> bool:
+    """True if a function is defined in shmbuffer."""
     return str(function.__module__).startswith("shmbuffer.")
 
 
 def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, Any]:
-    """Returns the buffer's state for another process, without the parts that stay in this one."""
+    """Returns the buffer's state for another process, without the owner's own objects.
+
+    Args:
+        buffer: the buffer.
+        refused: result of `_owners_business`.
+    """
     state = buffer.__getstate__()
     parts = {**state.pop("_parts").__getstate__(), "generator": None, "rank_given": None}
     del parts["storage"]
     if SAMPLE in refused and not isinstance(buffer.sampler, PrioritizedSampler):
-        parts["sampler"] = RandomSampler()  # a placeholder: the owner does the sampling
+        parts["sampler"] = RandomSampler()  # a placeholder, because the owner draws the samples
     return {**state, "parts": parts}
 
 
 def _rebuilt(cls: type[ReplayBuffer], state: dict[str, Any], storage: RingBacked) -> ReplayBuffer:
+    """Returns a buffer with the state that `_configuration` returned, and the given storage."""
     parts = Parts.__new__(Parts)
     parts.__setstate__({**state.pop("parts"), "storage": storage})
     buffer = cls.__new__(cls)

@@ -1,13 +1,13 @@
-"""Serves the handles of other processes, in the process that owns the buffer.
+"""Answers requests from handles in other processes, in the process that owns the buffer.
 
     Handle ──answer: call, get, put, offer──▶ Owner ──▶ buffer
                                                 └─ mark ──▶ its directory, read by `LocalHandle`
 
-A process that opens the owner's directory receives a copy of the current configuration: transforms,
-`collate_fn`, sampler and batch size. After a call that may have changed the configuration, the
-owner pickles it again. If the result differs, the owner writes a new mark to the directory. A
-process that reads an unknown mark requests the configuration again. Calls that move data do not
-change the configuration and skip the comparison.
+A process that opens the owner's directory receives a copy of the owner's configuration: transforms,
+`collate_fn`, sampler and batch size. After each call that may have changed the configuration, the
+owner pickles the configuration again. If the pickle differs, the owner writes a new mark to the
+directory. A process that reads an unknown mark requests the configuration again. Calls that move
+data cannot change the configuration, so the owner skips the comparison after them.
 """
 
 from __future__ import annotations
@@ -48,30 +48,39 @@ _IN_MEMORY = {
     ),
 }
 GROUP_OF = {name: group for group, names in _IN_MEMORY.items() for name in names}
-"""Methods that move data, and properties that any process with the directory can read.
+"""Group in `GROUPS` of each method that moves data, and of each property that processes can read.
 
-The owner handles all other names. Their methods may change the configuration.
+A process that has opened the directory handles these names itself. The owner handles all other
+names, because the methods may change the configuration.
 """
 
 _EXCHANGE = ("set_sampler", "set_storage", "set_writer")
 
 
 class Itself:
-    """Placeholder for the buffer or one of its methods, which the handle replaces with its own."""
+    """Placeholder in an answer for the buffer or one of its methods.
+
+    The handle replaces it with itself or with its own method.
+    """
 
 
 @dataclass(frozen=True)
 class Message:
-    """A pickled part of the buffer, which the owner has closed. The handle unpickles it."""
+    """A storage, sampler or writer that was replaced and closed, pickled for the handle."""
 
     data: bytes
 
 
 class Owner:
-    """Serves the handles of a buffer. ``dumps`` pickles the buffer's configuration."""
+    """Answers the requests of a buffer's handles.
+
+    Args:
+        buffer: the buffer.
+        dumps: function that pickles the buffer's configuration.
+    """
 
     fatal: tuple[type[Exception], ...] = ()
-    """Errors after which the owner's process cannot continue."""
+    """Exceptions after which the owner's process cannot continue."""
 
     lock = ForkLock()
 
@@ -79,18 +88,19 @@ class Owner:
         self.buffer = buffer
         self._dumps = dumps
         self._published: Address | None = None
-        self._engine: Engine | None = None  # engine of the directory in the address
-        self._former: list[Storage] = []  # replaced storages that are in directories
+        self._engine: Engine | None = None  # engine of the directory in the published address
+        self._former: list[Storage] = []  # replaced storages that have a directory
 
     def answer(self, request: str, args: tuple[Any, ...]) -> Any:
-        """Calls a method of this class, one at a time."""
+        """Calls a method of this class. Calls from several threads run one after another."""
         with self.lock:
             return getattr(self, request)(*args)
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a method of the buffer and returns its result.
 
-        Returns `Itself` in place of the buffer, and a `Message` in place of a replaced part.
+        If the result is the buffer, `Itself` is returned instead. If the result is a storage,
+        sampler or writer that the call has replaced, a `Message` is returned instead.
         """
         if name in _EXCHANGE and args:
             args = (_made(args[0]), *args[1:])
@@ -112,7 +122,7 @@ class Owner:
         self.announce()
 
     def extent(self) -> int:
-        """Returns the number of slots up to and including the last written slot."""
+        """Returns the number of slots from the first slot to the last one that was written."""
         storage = self.buffer.storage
         if not isinstance(storage, RingBacked):
             return len(storage)
@@ -120,31 +130,31 @@ class Owner:
         return 0 if ring is None else extent(ring)
 
     def offer(self) -> Address:
-        """Returns the buffer's address, with the mark that is in its directory."""
+        """Returns the buffer's address. If it has changed, writes a new mark to the directory."""
         offer = Address.of(self.buffer, self._dumps)
         if self._published != offer:
             try:
                 self._tell(offer)
             except (ShmBufferError, ValueError) as error:  # closed, or no space for a mark
-                reason = f"no marker file can be created in its directory ({error})"
+                reason = f"its owner cannot record changes in its directory ({error})"
                 self._published = Address(offer.boot_id, offer.pid, refused={"": reason})
         assert self._published is not None
         return self._published
 
     def announce(self) -> None:
         """Writes a new mark if the configuration differs from the last published address."""
-        if self._published is not None:  # otherwise no handle has an address
+        if self._published is not None:  # otherwise no handle has requested the address
             self.offer()
 
     def leave(self) -> None:
-        """Removes the temporary directories of this process and closes the buffer."""
+        """Removes the buffer's temporary directories and closes the buffer."""
         for storage in (*self._former, self.buffer.storage):
             if storage._location is not None and storage._location.auto_cleanup:
                 storage.cleanup()
         self.buffer.close()
 
     def _tell(self, offer: Address) -> None:
-        """Writes a new mark to the directory of the address, and to the previous directory."""
+        """Publishes an address by writing a new mark to its directory and to the previous one."""
         storage = self.buffer.storage
         before, now = self._engine, None
         if offer.path is not None and isinstance(storage, RingBacked):
@@ -157,7 +167,10 @@ class Owner:
         self._engine, self._published = now, replace(offer, mark=mark)
 
     def _given_up(self, part: Any) -> Message:
-        """Pickles a replaced part, or None if the part cannot be pickled, and closes the part."""
+        """Closes a replaced storage, sampler or writer, and returns it pickled.
+
+        If it cannot be pickled, None is pickled instead.
+        """
         try:
             message = Message(self._dumps(part))
         except Exception:  # pickling runs the code of users' classes
@@ -170,13 +183,20 @@ class Owner:
 
 
 def _made(part: Any) -> Any:
-    """Calls a function that creates a part, and returns any other object unchanged."""
+    """Returns a storage, sampler or writer, which a function may have to create.
+
+    Args:
+        part: a function without arguments, which is called, or an object, which is returned.
+    """
     parts = (Storage, Sampler, Writer)
     return part() if callable(part) and not isinstance(part, parts) else part
 
 
 def detached(data: Any) -> Any:
-    """Copies views of private memory maps, such as ``rb[a:b]``, which cannot be pickled."""
+    """Copies tensors that are views of memory maps, such as ``rb[a:b]``.
+
+    A view of a private memory map cannot be pickled. All other values are returned unchanged.
+    """
 
     def copied(leaf: Any) -> Any:
         leaves = leaf.values(True, True) if is_collection(leaf) else [leaf]

@@ -1,4 +1,4 @@
-"""A buffer in a Ray actor, with handles that bypass Ray on the actor's own machine."""
+"""A buffer in a Ray actor, with handles that bypass Ray on the actor's machine."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class RayClient(Handle):
     """A handle on the buffer of a `RayReplayBuffer`, for any process of the Ray cluster.
 
     The handle can be pickled and sent to tasks and other actors. On the buffer's machine, the
-    handle attaches to the buffer's directory; see `RayReplayBuffer`. There is no ``close`` or
-    ``shutdown``, because only the creator can end the buffer.
+    handle attaches to the buffer's directory; see `RayReplayBuffer`. A handle has no ``close`` or
+    ``shutdown`` method, because only the creator can end the buffer.
     """
 
     def __init__(
         self,
         actor: Any,
-        has_gpu: bool,  # True if the actor has a GPU; otherwise tensors are moved to the CPU first
+        has_gpu: bool,  # if False, tensors are moved to the CPU before they are sent
         offer: Address | None = None,
         remote_only: str = "",
-        timeout: float | None = None,  # seconds to wait for a call that moves data
+        timeout: float | None = None,  # maximum wait in seconds for a call that moves data
     ) -> None:
         super().__init__(offer, remote_only)
         self._ray = require_ray()
@@ -46,7 +46,7 @@ class RayClient(Handle):
         self._require_open()
         if not self.has_gpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             args = changed(args, _on_cpu)
-        whole = request == "call" and args[0] not in GROUP_OF  # for example a long save
+        whole = request == "call" and args[0] not in GROUP_OF  # may take long, such as a save
         try:
             message = self._ray.get(
                 asked(self._actor, request, *args), timeout=None if whole else self._timeout
@@ -60,22 +60,22 @@ class RayClient(Handle):
         if self._actor is None:
             raise BufferClosedError(
                 f"this {type(self).__name__} was closed: its actor has ended, and items that were "
-                "not in a directory are lost. Create a new one, with the same scratch_dir if there "
-                "is one"
+                "not in a directory are lost. Create a new buffer, with the same scratch_dir if "
+                "there was one"
             )
 
     def _obituary(self) -> str:
-        """Returns a note that says where the items of a dead actor are."""
+        """Returns a note for the error about a dead actor, which says where the items are."""
         offer = self._carried()
         if offer is None or offer.path is None:
-            return "The buffer was in the memory of this actor, so it is lost."
+            return "The buffer was in the memory of this actor, so its items are lost."
         return (
             f"The buffer still exists in {offer.path}: open it with shmbuffer.attach(), or create "
             "a new RayReplayBuffer with a storage in that directory."
         )
 
     def _state(self) -> tuple[Any, ...]:
-        """Returns the constructor's arguments for a copy of this handle."""
+        """Returns the arguments with which the constructor creates a copy of this handle."""
         return self._actor, self.has_gpu, self._carried(), self._remote_only
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,7 +88,7 @@ class RayClient(Handle):
 
 
 class RayReplayBuffer(RayClient, ReplayBuffer):
-    """A buffer in a Ray actor.
+    """A buffer in a Ray actor, with handles in any process of the cluster.
 
     The actor owns the buffer. This object, its clients, and copies of either in tasks and other
     actors are handles on the buffer. A handle has all methods and properties of the buffer's class.
@@ -97,9 +97,9 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
     storage is a `LazyMemmapStorage` in a directory (``scratch_dir`` or ``shared_init=True``). Such
     a handle opens the directory itself, and reads, writes, samples and updates priorities there. It
     has pickled copies of the actor's transforms and ``collate_fn``. Only handles on other machines
-    move batches through Ray. `direct` is True if a handle works in memory; otherwise `paths` gives
-    the reason. Two processes are on the same machine if they see the same boot id of the kernel,
-    and the same files under the buffer's path.
+    move batches through Ray. `direct` is True if a handle uses shared memory; otherwise `paths`
+    gives the reason. Two processes are taken to be on the same machine if they see the same kernel
+    boot id, and the same files under the buffer's path.
 
     Only the actor changes the buffer itself (``empty``, ``set_sampler``, ``dumps``,
     ``append_transform``, ...). The actor also does all sampling in two cases: if a ``generator``
@@ -118,10 +118,11 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
             shuts Ray down.
         remote_config: options of the actor, passed to ``Actor.options()``. None means
             ``{"num_cpus": 1}``.
-        transport: ``"auto"`` uses memory on the actor's machine and Ray elsewhere. ``"ray"`` uses
-            Ray on every machine. ``"distributed"`` is not supported.
+        transport: ``"auto"`` uses shared memory on the actor's machine and Ray on other machines.
+            ``"ray"`` uses Ray on every machine. ``"distributed"`` is not supported.
         transport_options: options of ``"distributed"``. Must be None.
-        delayed_init: if True, the parts of the buffer are created at its first use.
+        delayed_init: if True, the storage, sampler and writer are created when the buffer is first
+            used.
         **kwargs: keyword arguments of ``replay_buffer_cls``. Objects are pickled. To create a
             storage, a sampler, a writer or a transform in the actor, pass a function, such as
             ``storage=partial(LazyTensorStorage, 100)`` or ``transform_factory=...``.
@@ -133,8 +134,8 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         NotImplementedError: ``transport`` is ``"distributed"``.
         Exception: any error that the constructor of the buffer raises in the actor.
 
-    Cost: a direct call takes 1 µs longer than a call of the buffer's own method. A call through Ray
-        takes about 1 ms.
+    Cost: a direct call takes 1 µs longer than calling the method of a local buffer. A call through
+        Ray takes about 1 ms.
 
     Example::
 
@@ -198,7 +199,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
     @property
     def is_alive(self) -> bool:
-        """True if this object has not been closed."""
+        """True until this object is closed."""
         return self._actor is not None
 
     def start(self) -> RayReplayBuffer:
@@ -220,12 +221,16 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         return RayClient(*self._state())
 
     def clients(self, num_clients: int) -> list[RayClient]:
-        """Returns a list of handles.
+        """Returns several handles, for example one for each writing thread.
 
         On the actor's machine, the handles can write in parallel, even from threads of one process.
 
         Args:
             num_clients: number of handles, at least 1.
+
+        Raises:
+            TypeError, ValueError: ``num_clients`` is not an integer, or is less than 1.
+            BufferClosedError: this object was closed.
         """
         if isinstance(num_clients, bool) or not isinstance(num_clients, int):
             raise TypeError(f"num_clients must be an int, got {num_clients!r}")
@@ -236,7 +241,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
     def close(self) -> None:
         """Ends the actor. Committed items stay in its directory unless the directory is temporary.
 
-        Calling `close` on an unpickled copy does not end the actor. Idempotent.
+        Calling `close` on an unpickled copy of this object does not end the actor. Idempotent.
         """
         self.detach()
         self._offer, self._settled = None, True
@@ -264,17 +269,19 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
 
 def _arrived(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:
+    """Unpickles a `RayReplayBuffer`, as a copy that does not end the actor."""
     buffer = cls.__new__(cls)
     RayClient.__init__(buffer, *state)
-    buffer._ray_use = None  # only the creator ends the actor
+    buffer._ray_use = None
     return buffer
 
 
 def _check_transport(transport: str, options: dict[str, Any] | None) -> None:
+    """Raises an error unless the transport is supported and has no options."""
     if transport == "distributed":
         raise NotImplementedError(
-            "RayReplayBuffer(transport='distributed') is not supported; use 'auto', with which "
-            "handles on the buffer's machine use its memory, and Ray moves batches to the others"
+            "RayReplayBuffer(transport='distributed') is not supported; pass transport='auto', so "
+            "that handles use shared memory on the buffer's machine and Ray on other machines"
         )
     if transport not in ("auto", "ray"):
         raise ValueError(
@@ -283,9 +290,10 @@ def _check_transport(transport: str, options: dict[str, Any] | None) -> None:
     if options:
         raise ValueError(
             f"RayReplayBuffer(transport_options={options!r}): transport={transport!r} has no "
-            "options; leave them out"
+            "options; omit transport_options"
         )
 
 
 def _on_cpu(value: Any) -> Any:
+    """Returns a tensor or TensorDict on the CPU, and any other value unchanged."""
     return value.to("cpu") if hasattr(value, "to") and hasattr(value, "device") else value

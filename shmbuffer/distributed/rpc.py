@@ -1,4 +1,4 @@
-"""A buffer served by torch RPC, with a handle that bypasses RPC on the buffer's own machine."""
+"""A buffer served by torch RPC, with handles that bypass RPC on the buffer's machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shmbuffer.distributed.far_handle import Handle
 from shmbuffer.distributed.nearby import Address
 from shmbuffer.distributed.owner import GROUP_OF, Owner
 
-# The type of the result of rpc.remote(). It is missing if torch was built without RPC.
+# The type of the result of rpc.remote(). A build of torch without RPC does not have the type.
 _RREF: tuple[type, ...] = (rpc.PyRRef,) if rpc.is_available() else ()  # type: ignore[attr-defined]
 
 _clients: MutableMapping[Any, RemoteClient] = weakref.WeakKeyDictionary()
 
 
 class RemoteClient(Handle):
-    """A handle on the `RemoteTensorDictReplayBuffer` of another process. It can be sent by RPC."""
+    """A handle on another process's `RemoteTensorDictReplayBuffer`, which can be sent by RPC."""
 
     owner_is_gone = (RuntimeError,)  # torch raises RuntimeError if the owner does not answer
 
@@ -60,22 +60,20 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     - ``rpc.rpc_sync(rref.owner(), RemoteTensorDictReplayBuffer.sample, (rref, 32))`` and
       ``rref.rpc_sync().sample(32)`` run in the buffer's process, and send the batch.
     - ``RemoteTensorDictReplayBuffer.sample(rref, 32)`` does the same if the caller is on another
-      machine. **On the buffer's machine, it reads the buffer's memory directly.**
-    - ``RemoteTensorDictReplayBuffer.client(rref)`` returns a handle that has all methods. Its
-      ``direct`` and ``paths`` show which of them work in memory.
+      machine. **On the buffer's machine, this call reads the buffer's memory directly.**
+    - ``RemoteTensorDictReplayBuffer.client(rref)`` returns a handle that has all methods. The
+      handle's ``direct`` and ``paths`` show which methods use shared memory.
 
-    Memory can be read if the buffer's storage is a `LazyMemmapStorage` in a directory
-    (``scratch_dir`` or ``shared_init=True``).
-
-    A handle works in memory in the same cases as the handle of a `RayReplayBuffer`. Transforms,
-    ``collate_fn`` and storages are pickled by name. If one of them cannot be pickled by name, such
-    as a lambda, the buffer is served through RPC.
+    Shared memory is used if the buffer's storage is a `LazyMemmapStorage` in a directory
+    (``scratch_dir`` or ``shared_init=True``), under the same conditions as for the handles of a
+    `RayReplayBuffer`. Transforms, ``collate_fn`` and storages are pickled by name. If one of them
+    cannot be pickled by name, such as a lambda, all calls go through RPC.
 
     Calls through an RRef run one at a time.
 
     Args:
-        **kwargs: see `TensorDictReplayBuffer`. A storage, a sampler or a writer can be replaced by
-            a function, which the owner calls to create that part.
+        **kwargs: see `TensorDictReplayBuffer`. Instead of a storage, a sampler or a writer, a
+            function can be passed, which the owner calls to create it.
 
     Example::
 
@@ -101,13 +99,15 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
 
 
 def _answer(request: str, args: tuple[Any, ...], rref: Any) -> tuple[bool, Any]:
+    """Runs a request in the buffer's process. Returns ``(True, result)`` or ``(False, error)``."""
     try:
         return True, _owner_of(rref.local_value()).answer(request, args)
-    except Exception as error:  # raised again by the process that asked
+    except Exception as error:  # the process that sent the request raises it
         return False, error
 
 
 def _owner_of(buffer: Any) -> Owner:
+    """Returns the `Owner` that answers requests for a buffer in this process."""
     owner: Owner | None = buffer.__dict__.get("_answering")
     if owner is None:
         owner = buffer.__dict__.setdefault("_answering", Owner(buffer, pickle.dumps))
@@ -115,14 +115,16 @@ def _owner_of(buffer: Any) -> Owner:
 
 
 def _client_of(rref: Any) -> RemoteClient:
-    """Returns the handle for calls with ``rref`` in this process. It lives as long as ``rref``."""
+    """Returns this process's handle for calls with ``rref``. It is kept as long as ``rref``."""
     client = _clients.get(rref)
-    if client is None:  # if two threads create a handle, both get the first one
+    if client is None:  # if two threads create a handle, both return the first one
         client = _clients.setdefault(rref, RemoteClient(rref, weak=True))
     return client
 
 
 def _accepting_an_rref(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a method of `RemoteTensorDictReplayBuffer` that also accepts an RRef as ``self``."""
+
     @functools.wraps(method)
     def accepting(self: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self, _RREF):
@@ -141,17 +143,18 @@ def _accepting_an_rref(name: str, method: Callable[..., Any]) -> Callable[..., A
                 owner.announce()
             return result
 
-    # RPC looks a function up by this name.
+    # torch RPC pickles a function by its module and qualified name.
     accepting.__module__ = RemoteTensorDictReplayBuffer.__module__
     accepting.__qualname__ = f"{RemoteTensorDictReplayBuffer.__qualname__}.{name}"
     return accepting
 
 
 def _accept_rrefs() -> None:
+    """Replaces the public methods of `RemoteTensorDictReplayBuffer` by ones that accept an RRef."""
     cls = RemoteTensorDictReplayBuffer
     for name in dir(cls):
         method = getattr(cls, name)
-        # Classes and bound methods have no buffer as argument that an RRef could replace.
+        # Classes and class methods do not take a buffer as their first argument.
         if not name.startswith("_") and inspect.isroutine(method) and not inspect.ismethod(method):
             setattr(cls, name, _accepting_an_rref(name, method))
 

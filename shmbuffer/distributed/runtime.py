@@ -12,11 +12,11 @@ PATIENT = {
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_agent_register_timeout_ms": "600000",
 }
-"""Environment variables that let Ray's workers start on a busy machine.
+"""Environment variables that give Ray's workers enough time to start on a busy machine.
 
-By default a worker has niceness 15, and gets about a thirtieth of the CPU time of a process with
-niceness 0. On a machine without an idle CPU, the imports of a worker take many minutes. Ray kills
-a worker that has not registered after 60 seconds, and starts another.
+By default a worker has niceness 15, and gets about one thirtieth of the CPU time of a process with
+niceness 0. If no CPU is idle, a worker needs many minutes for its imports. Ray kills a worker that
+has not registered within 60 seconds, and starts another one.
 """
 
 STARTS_SOONER = (
@@ -25,11 +25,11 @@ STARTS_SOONER = (
 )
 
 _lock = threading.RLock()
-_uses: set[RayUse] | None = None  # users of Ray, if this process started it
+_uses: set[RayUse] | None = None  # unreleased uses of Ray; None if this process did not start Ray
 
 
 def require_ray() -> Any:
-    """Returns the module ``ray``, or raises an error that explains how to install Ray."""
+    """Returns the module ``ray``. If Ray is missing, the ImportError explains how to install it."""
     try:
         import ray
     except ImportError as error:
@@ -38,7 +38,10 @@ def require_ray() -> Any:
 
 
 def living_nodes() -> dict[str, str]:
-    """Returns the ids of the living nodes by name. Raises ValueError if two share a name."""
+    """Returns a mapping from the name of each living node to its Ray node id.
+
+    Raises ValueError if two living nodes have the same name.
+    """
     found: dict[str, str] = {}
     for node in require_ray().nodes():
         if not node["Alive"]:
@@ -62,7 +65,11 @@ def own_node() -> str:
 
 
 class RayUse:
-    """A use of Ray in this process. The last release shuts Ray down if this process started it."""
+    """A use of Ray by one buffer. Releasing the last use shuts Ray down if a `RayUse` started it.
+
+    Args:
+        config: arguments of ``ray.init``, which is called if Ray is not initialized.
+    """
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         global _uses
@@ -70,7 +77,7 @@ class RayUse:
         with _lock:
             if not ray.is_initialized():
                 ray.init(**(config or {}))
-                _uses = set()  # discards users of an earlier instance that was shut down
+                _uses = set()  # discards the uses of an earlier Ray instance that was shut down
             if _uses is not None:
                 _uses.add(self)
 

@@ -187,7 +187,7 @@ def test_another_buffer_under_the_same_path_is_elsewhere(make: Make, tmp_path: P
     (tmp_path / "buffer").rename(tmp_path / "away")
     make()
     assert why_apart(offer) == (
-        f"{tmp_path}/buffer is another buffer here than on the owner's machine"
+        f"{tmp_path}/buffer contains a different buffer here than for the owner"
     )
 
 
@@ -196,7 +196,7 @@ def test_a_copy_under_the_same_path_is_elsewhere(make: Make, tmp_path: Path) -> 
     (tmp_path / "buffer").rename(tmp_path / "away")
     shutil.copytree(tmp_path / "away", tmp_path / "buffer")  # the same uuid
     assert why_apart(offer) == (
-        f"{tmp_path}/buffer is another buffer here than on the owner's machine"
+        f"{tmp_path}/buffer contains a different buffer here than for the owner"
     )
 
 
@@ -204,7 +204,7 @@ def test_a_directory_that_may_not_be_opened_is_elsewhere(make: Make, tmp_path: P
     offer = offer_of(make())
     (tmp_path / "buffer").chmod(0o777)  # refused: anybody could have put anything there
     assert why_apart(offer).startswith(
-        f"this process cannot open it in {tmp_path}/buffer (UnsafePathError: "
+        f"this process cannot open {tmp_path}/buffer (UnsafePathError: "
     )
 
 
@@ -226,7 +226,7 @@ def test_a_transform_that_is_not_known_here_keeps_the_buffer_apart(tmp_path: Pat
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "buffer"), str(tmp_path)]
     offer = pickle.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     assert why_apart(offer) == (
-        f"this process cannot open it in {tmp_path}/buffer "
+        f"this process cannot open {tmp_path}/buffer "
         "(ModuleNotFoundError: No module named 'known_there')"
     )
 
@@ -280,13 +280,13 @@ def test_a_pass_is_one_for_all_so_the_owner_draws_it(make: Make, near: Any) -> N
 
 def test_a_generator_draws_where_it_is(make: Make) -> None:
     assert refused(make(generator=torch.Generator())) == {
-        "sample": "samples use the generator that was passed to the owner"
+        "sample": "sampling uses the generator that was passed to the owner"
     }
 
 
 def test_a_foreign_sampler_draws_in_the_owners_process(make: Make) -> None:
     assert refused(make(sampler=Oldest())) == {
-        "sample": "Oldest is not a sampler of shmbuffer, "
+        "sample": "Oldest is not one of shmbuffer's samplers, "
         "and may keep track of the items that it has sampled"
     }
 

@@ -489,7 +489,7 @@ def test_without_a_directory_the_items_die_with_the_actor() -> None:
         with pytest.raises(ray.exceptions.RayActorError) as caught:
             len(buffer)
         assert caught.value.__notes__ == [
-            "The buffer was in the memory of this actor, so it is lost."
+            "The buffer was in the memory of this actor, so its items are lost."
         ]
 
 
@@ -585,7 +585,7 @@ def test_a_part_that_is_made_already_is_pickled_if_possible() -> None:
 def test_transports() -> None:
     with pytest.raises(ValueError, match="must be 'auto' or 'ray', got 'pigeon'"):
         RayReplayBuffer(transport="pigeon")
-    with pytest.raises(ValueError, match=r"transport_options=\{'a': 1\}.*leave them out"):
+    with pytest.raises(ValueError, match=r"transport_options=\{'a': 1\}.*omit transport_options"):
         RayReplayBuffer(transport_options={"a": 1})
     with pytest.raises(NotImplementedError, match="is not supported; use 'auto'"):
         RayReplayBuffer(transport="distributed")

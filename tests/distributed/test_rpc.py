@@ -243,7 +243,8 @@ def test_a_change_of_the_buffer_reaches_the_handles(group: Group, tmp_path: Path
         False,
         True,
         True,
-        "Oldest is not a sampler of shmbuffer, and may keep track of the items that it has sampled",
+        "Oldest is not one of shmbuffer's samplers, "
+        "and may keep track of the items that it has sampled",
         [0, 1, 2, 3],
         [4, 5, 6, 7],
     ]
