@@ -202,5 +202,5 @@ def test_a_map_that_has_died_is_found_by_its_name_and_asked_again(
     wire.come = {"old.keepers1": DIED("gone", None), "new.keepers1": ({"b": Actor("b")}, [])}
     assert [one.node for one in Members(wire, lambda: next(maps), "here", "a", 5.0, 1)] == ["b"]
     monkeypatch.setattr(members_module, "START_S", 0.0)
-    with pytest.raises(RuntimeError, match="here: its map does not answer"):
+    with pytest.raises(RuntimeError, match="here: the shard map does not answer"):
         Members(wire, lambda: Actor("old"), "here", "a", 5.0, 1)

@@ -1,7 +1,8 @@
-"""A client's view of a shard, in memory on its own node, otherwise through Ray and the keeper.
+"""A client's view of one shard: through shared memory on its own node, otherwise through Ray.
 
-A shard whose keeper has died, or does not answer in time, counts as empty until it answers again.
-Then a new life of the shard begins, and answers to messages of the previous life are discarded.
+A shard whose keeper has died or does not answer in time counts as empty until it answers again. A
+new *life* of the shard begins when it is lost: answers to messages of an earlier life are
+discarded.
 """
 
 from __future__ import annotations
@@ -21,45 +22,48 @@ FRESH_S = 0.1
 """Maximum age in seconds of a shard's totals when a batch is divided among the shards."""
 
 PROBE_S = 0.5
-"""Seconds between two requests to the map, or to a shard that does not answer."""
+"""Minimum time in seconds between two requests to the map, or to a shard that does not answer."""
 
 _log = logging.getLogger(__name__)
 
 
 class Sent:
-    """A message to a keeper."""
+    """A message that was sent to a keeper, and the result once it has arrived."""
 
     __slots__ = ("life", "ref", "result")
 
     def __init__(self, ref: Any, life: int) -> None:
         self.ref = ref  # Ray's reference to the answer
         self.life = life  # life of the shard when the message was sent
-        self.result: Any = None  # result of `Shard.step`, once it has arrived
+        self.result: Any = None  # result of `Shard.step`; None until it has arrived
 
 
 class Coming(NamedTuple):
-    """A piece that has not arrived yet. One message can request pieces of several batches."""
+    """A piece that has been requested. One message can request pieces of several batches."""
 
     sent: Sent
-    at: int  # position of the piece in the result
+    at: int  # position of the piece in the message's result
 
 
 class Update:
-    """A priority update for items of one shard, and its result."""
+    """A priority update for items in one shard, and its result. See `updated` for the arguments."""
 
     __slots__ = ("answer", "found", "given")
 
     def __init__(self, shard: int, index: Any, priority: Any, generation: Any) -> None:
         self.given = shard, index, priority, generation
         self.found: tuple[int, int, int] | None = None  # numbers applied, stale and lost
-        self.answer: tuple[Sent, int] | None = None  # the message, the position of the result in it
+        self.answer: tuple[Sent, int] | None = None  # message, and position of the result in it
 
     def lose(self) -> None:
-        """Counts all priorities of this update as lost."""
+        """Counts all priorities in this update as lost."""
         self.found = 0, 0, len(self.given[2])
 
     def result(self) -> tuple[int, int, int]:
-        """Returns how many were applied, stale and lost. Without an answer, all are lost."""
+        """Returns the numbers of priorities that were applied, stale and lost.
+
+        If no answer has arrived, all priorities count as lost.
+        """
         if self.found is None and self.answer is not None and self.answer[0].result is not None:
             self.found = self.answer[0].result[0][self.answer[1]]
         if self.found is None:
@@ -74,10 +78,11 @@ class Member:
     Args:
         node: name of the shard's node.
         keeper: the actor that owns the shard.
-        where: the buffer's name, for messages.
+        where: description of the buffer, for messages.
         is_here: True if the shard is on this process's node.
-        timeout: seconds to wait for an answer.
-        patience: number of updates that may wait to be sent together with the next draw.
+        timeout: maximum time in seconds to wait for an answer.
+        patience: maximum number of priority updates that wait for the next draw. A further update
+            sends them immediately.
     """
 
     def __init__(
@@ -94,26 +99,34 @@ class Member:
         self._why = ""
         self._probe: Any = None
         self._probed = -PROBE_S
-        self.sent: list[Any] = []  # unanswered messages that contain only priorities
+        self.sent: list[Any] = []  # Ray's references to answers to messages with priorities alone
         self._waiting: list[Update] = []
         self._patience = patience
         self._take(keeper)
 
     def _take(self, keeper: Any) -> None:
+        """Uses the given keeper from now on."""
         self.keeper = keeper
         self.handle = RayClient(
             keeper, has_gpu=False, remote_only=self._away, timeout=self._timeout
         )
 
     def move(self, keeper: Any) -> None:
-        """Switches to a new keeper after its node has restarted. It must answer first."""
+        """Switches to a new keeper after the node has restarted.
+
+        The shard counts as empty until the new keeper answers.
+        """
         self.lose("its node died and has returned")
         self._probed = -PROBE_S
         self.handle.detach()
         self._take(keeper)
 
     def near(self, group: str) -> Any:
-        """Returns the shard's buffer as opened in this process, or None if it is not reachable."""
+        """Returns the shard's buffer, opened in this process, or None if the keeper must be asked.
+
+        Args:
+            group: kind of call for which the buffer is needed; see `GROUPS`.
+        """
         if not self.lives and self.handle._near is None:
             return None
         try:
@@ -124,16 +137,16 @@ class Member:
         return None if reached is None else reached.buffer
 
     def can_write(self) -> bool:
-        """True if the shard can be written to, in memory or because its keeper answers."""
+        """True if the shard can be written to, in memory or through its keeper."""
         return self.lives or self.near(WRITE) is not None
 
     def is_empty(self) -> None:
-        """Records that the shard has become empty."""
+        """Records that the shard has reported that it has no items."""
         if self.lives:
             self.learn(NOTHING._replace(max_priority=self.totals.max_priority), None)
 
     def learn(self, totals: Totals, identity: int | None) -> None:
-        """Records the state that the shard has reported."""
+        """Records the totals that the shard has reported, and its identity unless it is None."""
         if not self.lives:
             _log.info("%s: the shard of node %s answers again", self._where, self.node)
         self.lives, self.totals, self.seen = True, totals, time.monotonic()
@@ -141,11 +154,15 @@ class Member:
             self.identity = identity
 
     def lose(self, why: str) -> None:
-        """Counts the shard as empty until it answers."""
+        """Counts the shard as empty until it answers again, and its waiting priorities as lost.
+
+        Args:
+            why: the reason, for the log.
+        """
         if self.lives:
             _log.warning(
-                "%s: the shard of node %s does not answer (%s); its %d items are left out until "
-                "it does",
+                "%s: the shard of node %s does not answer (%s); its %d items are not sampled until "
+                "it answers again",
                 *(self._where, self.node, why, self.totals.length),
             )
         elif why != self._why:
@@ -160,26 +177,32 @@ class Member:
         self._waiting.clear()
 
     def leave(self, error: Exception) -> None:
-        """Detaches from the shard's removed directory. The keeper will create another one."""
+        """Detaches from the shard's directory, which has been removed.
+
+        The keeper creates a new directory. ``error`` is the exception that reported the removal.
+        """
         self.handle.detach()
         self.lose(type(error).__name__)
 
     def whole(self, name: str, *args: Any) -> Any:
-        """Calls a method for the whole shard without a timeout.
+        """Calls a method of the shard's buffer, such as a save, and waits without a timeout.
 
-        Raises RuntimeError if the shard died.
+        Raises RuntimeError if the keeper dies.
         """
         try:
             return getattr(self.handle, name)(*args)
         except self.handle.owner_is_gone as error:
             self.lose(type(error).__name__)
             raise RuntimeError(
-                f"{self._where}: {name}() was not done on node {self.node}, whose shard does not "
-                f"respond ({type(error).__name__}); repeat it when the shard has returned"
+                f"{self._where}: {name}() failed on node {self.node}, because its shard does not "
+                f"respond ({type(error).__name__}); call it again when the shard has returned"
             ) from error
 
     def look(self) -> bool:
-        """Reads the shard's totals in memory. Returns False if the memory is not reachable."""
+        """Reads the shard's totals through shared memory.
+
+        Returns False if this process cannot open the shard, or if the shard has no schema yet.
+        """
         buffer = self.near(SAMPLE)
         if buffer is None:
             return False
@@ -191,7 +214,7 @@ class Member:
         return True
 
     def ask(self, name: str, *args: Any) -> Sent:
-        """Sends the keeper a request to call a method of `Shard`."""
+        """Sends the keeper a request to call a method of `Shard`, without waiting."""
         return Sent(asked(self.keeper, name, *args), self.life)
 
     def take_news(self, message: Any) -> None:
@@ -205,7 +228,10 @@ class Member:
             self.identity = identity  # None if the directory is new
 
     def probe(self, ray: Any) -> None:
-        """Sends a request to a shard that does not answer, without waiting for the reply."""
+        """Checks, without waiting, whether a lost shard answers again.
+
+        Sends a request if none is pending, and otherwise reads the reply if it has arrived.
+        """
         if self._probe is None:
             if time.monotonic() - self._probed >= PROBE_S:
                 self._probed = time.monotonic()
@@ -220,7 +246,15 @@ class Member:
             self.take_news(message)
 
     def draw(self, orders: list[tuple[Any, ...]]) -> list[Piece | Coming | None]:
-        """Draws a piece for each order of `pieces_of`, or None for each if the shard is empty."""
+        """Draws pieces of batches in memory, or requests them from the keeper.
+
+        Args:
+            orders: for each piece, the arguments of `piece_of` after the node.
+
+        Returns:
+            For each order the piece, None if the shard is empty, or a `Coming` if the piece was
+            requested.
+        """
         buffer = self.near(SAMPLE)
         if buffer is None:
             sent = self._step(orders)
@@ -233,7 +267,7 @@ class Member:
         return [Coming(sent, at) for at in range(len(orders))]
 
     def update(self, update: Update) -> None:
-        """Sets priorities, now if the shard is in memory, else with the next message."""
+        """Applies a priority update in memory, or keeps it for the next message to the keeper."""
         buffer = self.near(SAMPLE)
         if buffer is not None:
             try:
@@ -247,12 +281,12 @@ class Member:
         self._waiting.append(update)
 
     def flush(self) -> None:
-        """Sends the waiting priority updates."""
+        """Sends the waiting priority updates to the keeper, without waiting for the answer."""
         if self._waiting:
             self.sent.append(self._step([]).ref)
 
     def _step(self, orders: list[tuple[Any, ...]]) -> Sent:
-        """Sends the keeper orders together with the waiting priority updates."""
+        """Sends the keeper a call of `Shard.step` with the waiting updates and the given orders."""
         waiting, self._waiting = self._waiting, []
         sent = self.ask("step", [update.given for update in waiting], orders)
         for at, update in enumerate(waiting):

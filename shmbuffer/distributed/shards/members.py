@@ -1,4 +1,4 @@
-"""A client's view of all shards, which regularly asks the map for changes without waiting."""
+"""A client's view of all shards. The client polls the map for changes without waiting."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ MAX_SENT = 64
 """Maximum number of unanswered messages to one shard that contain only priorities."""
 
 START_S = 180.0
-"""Seconds to wait for the actors to start, which takes minutes on a busy node or a cold disk."""
+"""Maximum time in seconds for the actors to start. On a busy node this takes minutes."""
 
 
 class Members:
-    """A client's view of all shards. See `Member` for the arguments."""
+    """A client's view of all shards. See `Member` for the other arguments."""
 
     def __init__(
         self,
-        ray: Any,
-        find_map: Callable[[], Any],  # raises ValueError if there is no map
+        ray: Any,  # the module ``ray``
+        find_map: Callable[[], Any],  # returns the map, or raises ValueError if there is no map
         where: str,
         home: str,  # name of this process's node
         timeout: float,
@@ -38,9 +38,9 @@ class Members:
         self._take(self.ask_map("keepers"), lives=True)
 
     def ask_map(self, name: str, *args: Any) -> Any:
-        """Asks the map, and waits for its restart if it has died.
+        """Calls a method of the map and returns the result. Waits for a restart of the map.
 
-        Raises RuntimeError if the map does not answer.
+        Raises RuntimeError if the map does not answer within `START_S` seconds.
         """
         ray, end = self._ray, time.monotonic() + START_S
         while True:
@@ -51,8 +51,8 @@ class Members:
             except ray.exceptions.RayError as error:
                 if time.monotonic() >= end:
                     raise RuntimeError(
-                        f"{self._where}: its map does not answer ({type(error).__name__}), and "
-                        f"Ray has not restarted it within {START_S:g} s"
+                        f"{self._where}: the shard map does not answer ({type(error).__name__}), "
+                        f"and Ray has not restarted the map within {START_S:g} s"
                     ) from error
             time.sleep(FRESH_S)
             self._map = self._find_map()
@@ -61,36 +61,56 @@ class Members:
         return iter(self._members.values())
 
     def living(self) -> list[Member]:
-        """Returns the shards that answer."""
+        """Returns the shards that answered their last request."""
         return [member for member in self if member.lives]
 
     def missing(self, without: Collection[str] = ()) -> str:
-        """Returns a sentence that names the shards that do not answer, or "" if all answer."""
+        """Returns a phrase for messages that names the shards that do not answer.
+
+        Args:
+            without: nodes that are left out of the phrase.
+
+        Returns:
+            The phrase, or "" if all other shards answer.
+        """
         nodes = [node for node in self.missing_nodes() if node not in without]
         return f"no answer from the shards of {', '.join(nodes)}" if nodes else ""
 
     def missing_nodes(self) -> list[str]:
-        """Returns the nodes whose shards do not answer."""
+        """Returns the names of the nodes whose shards do not answer or do not exist."""
         return [*(member.node for member in self if not member.lives), *self._absent]
 
     def require_all(self, done: str, without: Collection[str] = (), hint: str = "") -> None:
-        """Raises RuntimeError if a shard does not answer, except those in ``without``."""
+        """Raises RuntimeError unless all shards answer.
+
+        Args:
+            done: participle for the message, such as "saved".
+            without: nodes whose shards are not needed.
+            hint: end of the message.
+        """
         if missing := self.missing(without):
             raise RuntimeError(
-                f"{self._where}: {missing}; they can only be {done} all together. Nothing was "
+                f"{self._where}: {missing}; the shards can only be {done} together. Nothing was "
                 f"done{hint}"
             )
 
     def at(self, node: str) -> Member | None:
-        """Returns the shard of a node, or None."""
+        """Returns the shard on a node, or None if there is none."""
         return self._members.get(node)
 
     def by_identity(self) -> dict[int, Member]:
-        """Returns a mapping from identity to shard, for the shards with a known identity."""
+        """Returns the shards that contain data, keyed by identity."""
         return {one.identity: one for one in self if one.identity is not None}
 
     def refresh(self, *, all_of_them: bool = False) -> None:
-        """Requests totals that are too old from their shards. Waits at most one round trip."""
+        """Updates the totals of each shard that are older than `FRESH_S` seconds.
+
+        Waits at most one round trip. Shards that do not answer are only probed.
+
+        Args:
+            all_of_them: if True, updates the totals of all shards, and first sends the waiting
+                priorities.
+        """
         self._follow_map()
         if all_of_them:
             self.send_what_waits()
@@ -108,7 +128,10 @@ class Members:
             member.take_news(message)
 
     def answers(self, asked: Iterable[tuple[Member, Sent]]) -> Iterator[tuple[Member, Sent, Any]]:
-        """Yields the answers that arrive in time, and marks the other shards as lost."""
+        """Waits for answers, and yields those that arrive in time. The other shards are lost.
+
+        Messages of an earlier life of a shard are ignored.
+        """
         ray = self._ray
         waiting = {sent.ref: (member, sent) for member, sent in asked if sent.life == member.life}
         if not waiting:
@@ -127,7 +150,11 @@ class Members:
                 yield member, sent, message
 
     def collect(self, coming: Mapping[Sent, Member]) -> list[tuple[Member, Sent]]:
-        """Waits for results of `Shard.step`, and returns the messages whose results arrived."""
+        """Waits for results of `Shard.step`, and stores each result in its message.
+
+        Returns:
+            The messages whose results have arrived, each with its shard.
+        """
         asked = ((member, sent) for sent, member in coming.items() if sent.result is None)
         arrived = []
         for member, sent, message in self.answers(asked):
@@ -136,11 +163,15 @@ class Members:
         return arrived
 
     def _lose(self, member: Member, sent: Sent, why: str) -> None:
+        """Marks a shard as lost, unless the failed message belongs to an earlier life."""
         if sent.life == member.life:
             member.lose(why)
 
     def send_what_waits(self) -> None:
-        """Sends the waiting priorities. Waits if a shard has many unanswered messages."""
+        """Sends the waiting priority updates of all shards.
+
+        If a shard has more than `MAX_SENT` unanswered messages, waits for answers to the excess.
+        """
         for member in self:
             member.flush()
             excess = len(member.sent) - MAX_SENT
@@ -154,15 +185,18 @@ class Members:
                     )
 
     def send_map(self, name: str, *args: Any) -> Any:
-        """Sends a message to the map, and returns Ray's reference to the answer."""
+        """Calls a method of the map, and returns Ray's reference to the result."""
         return getattr(self._map, name).remote(*args)
 
     def lose_map(self) -> None:
-        """Finds the map again after its restart. Raises ValueError if the buffer has ended."""
+        """Finds the map again after it has died. Raises ValueError if the buffer has ended."""
         self._map = self._find_map()
 
     def _follow_map(self) -> None:
-        """Requests the list of keepers from the map, and reads an earlier answer if one arrived."""
+        """Updates the list of keepers from the map, without waiting.
+
+        Sends a request every `PROBE_S` seconds, and reads the answer once it has arrived.
+        """
         ray, now = self._ray, time.monotonic()
         if self._asked is None:
             if now - self._asked_at >= PROBE_S:
@@ -177,6 +211,7 @@ class Members:
                 self.lose_map()
 
     def _take(self, answer: tuple[dict[str, Any], list[str]], *, lives: bool = False) -> None:
+        """Records the result of `ShardMap.keepers`. New shards answer already if ``lives``."""
         keepers, absent = answer
         self._absent = [node for node in absent if node not in self._members]
         for node, keeper in keepers.items():
@@ -190,7 +225,7 @@ class Members:
                 member.move(keeper)
 
     def leave(self) -> None:
-        """Detaches from the shards whose directories are open in this process."""
+        """Sends the waiting priorities, and closes the shards that are open in this process."""
         self.send_what_waits()
         for member in self:
             member.handle.detach()

@@ -1,4 +1,4 @@
-"""Serves a shard in the process of its keeper, and draws from it for other nodes.
+"""Answers requests for a shard in its keeper's process, and draws items for other nodes.
 
     Keeper ──▶ Shard ──▶ buffer in <scratch_dir>/<node>
 
@@ -25,7 +25,13 @@ from shmbuffer.watch.shards import NODE
 
 
 class Shard(Owner):
-    """Serves the shard of a node."""
+    """Answers the requests of a shard's clients.
+
+    Args:
+        buffer: the shard's buffer.
+        dumps: function that pickles the buffer's configuration.
+        node: name of the shard's node.
+    """
 
     fatal = (BufferUnlinkedError,)
 
@@ -35,7 +41,7 @@ class Shard(Owner):
         engine_of(buffer).update_settings(extra={NODE: node})
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a method of the buffer; see `Owner.call`."""
+        """Calls a method of the buffer; see `Owner.call`. Records a refusal by the rate limiter."""
         try:
             return super().call(name, args, kwargs)
         except RateLimitError:
@@ -43,22 +49,30 @@ class Shard(Owner):
             raise
 
     def flow(self, bank: int, state: BankState | None, order: str | int) -> KeeperReply:
-        """Follows an order of the map; see `Vault.obey`."""
+        """Carries out an order from the map's flow control; see `Vault.obey`."""
         return self._vault.obey(self.buffer, bank, state, order)
 
     def step(
         self, updates: list[Any], orders: list[tuple[Any, ...]]
     ) -> tuple[list[tuple[int, int, int]], list[Piece | None]]:
-        """Sets priorities by `updated`, then draws by `pieces_of`, and returns both results."""
+        """Applies priority updates, then draws pieces of batches.
+
+        Args:
+            updates: for each update, the arguments of `updated` after the node.
+            orders: for each piece, the arguments of `piece_of` after the node.
+
+        Returns:
+            The results of `updated`, and the result of `pieces_of`.
+        """
         found = [updated(self.buffer, self._node, *update) for update in updates]
         return found, pieces_of(self.buffer, self._node, orders)
 
     def news(self) -> tuple[int | None, Totals, int]:
-        """Returns the identity, the totals and the capacity of the shard."""
+        """Returns the identity, the totals and the capacity of the shard; see `news_of`."""
         return news_of(self.buffer, self._node)
 
     def face(self) -> dict[str, Any]:
-        """Returns the properties of the buffer on which samples depend."""
+        """Returns the properties of the buffer that a client needs for sampling."""
         buffer = self.buffer
         sampler: Any = buffer.sampler
         prioritized = isinstance(sampler, PrioritizedSampler)

@@ -1,10 +1,10 @@
-"""Draws a batch from all shards, in two steps: begin it, and finish it when they have answered.
+"""Draws batches from all shards. A batch is begun, and finished when the shards have answered.
 
     begin    masses of the shards ─▶ counts ─▶ a message to each shard that draws
     finish   pieces ─▶ redraw missing pieces from other shards ─▶ weights ─▶ one batch
 
-Further batches can be begun between the two steps, so that a learner does not have to wait for the
-network.
+A learner can begin further batches before it finishes the first one, so that it does not wait for
+the network.
 """
 
 from __future__ import annotations
@@ -24,36 +24,52 @@ from shmbuffer.samplers.rank import mixed
 from shmbuffer.tensors.form import cpu
 
 SHARD = "shard"
-"""Entry of a sample that holds the shard of each item, int64 ``[n]``."""
+"""Key in a sample of the identity of each item's shard, int64 ``[n]``."""
 
 EFFECTIVE_SIZE = "effective_sample_size"
-"""Entry of a prioritized sample's info; see `shares.effective_size`."""
+"""Key in a prioritized sample's info; see `shares.effective_size`."""
 
 Answer = Piece | Coming | None
-"""A piece, None if the shard is empty, or a piece that has not arrived yet."""
+"""A piece, None if the shard is empty, or a piece that has been requested."""
 
 
 class Begun(NamedTuple):
-    """A batch whose draw is in progress."""
+    """A batch that has been begun."""
 
-    size: int
-    key: int
-    beta: float | None
+    size: int  # number of items
+    key: int  # key of the random number generator
+    beta: float | None  # exponent of the importance weights; None without weights
     shares: dict[str, float]  # share of each node when the batch was begun
-    asked: list[tuple[Member, int, Answer]]  # each shard, its number of items, and its piece
+    asked: list[tuple[Member, int, Answer]]  # (shard, number of items, answer) for each shard
 
 
 class ShardBatches:
-    """Draws batches. ``face`` is the result of `Shard.face`."""
+    """Draws batches from all shards.
+
+    Args:
+        members: the client's view of the shards.
+        face: result of `Shard.face`.
+        home: name of the only node to draw from. None draws from all nodes.
+    """
 
     def __init__(self, members: Members, face: dict[str, Any], home: str | None) -> None:
-        self._members, self._home = members, home  # home None: draws from all nodes
+        self._members, self._home = members, home
         self._weight_keys: tuple[str, ...] = face["weight_keys"]
-        self.largest = 0.0  # largest priority reported by any shard
-        self.drawn_again: Callable[[int], None] = lambda count: None  # called for repeated draws
+        self.largest = 0.0  # largest priority that a shard has reported or this client has set
+        # called with the number of items that are drawn again because a shard was lost
+        self.drawn_again: Callable[[int], None] = lambda count: None
 
     def begin(self, count: int, keys: list[int], beta: float | None) -> list[Begun]:
-        """Asks the shards to draw a batch for each key, or raises EmptyBufferError."""
+        """Begins a batch for each key.
+
+        Args:
+            count: number of items in each batch.
+            keys: keys of the random number generator.
+            beta: exponent of the importance weights, or None for a buffer without weights.
+
+        Raises:
+            EmptyBufferError: no shard that answers has an item.
+        """
         self._members.refresh()
         shares = self._shares(self._members.living())
         if not any(shares.values()):  # items may have been added since the last report
@@ -65,7 +81,11 @@ class ShardBatches:
         return [Begun(count, key, beta, shares, one) for key, one in zip(keys, asked, strict=True)]
 
     def _shares(self, members: list[Member]) -> dict[str, float]:
-        """Returns the share of each shard in a batch, keyed by node."""
+        """Returns the share of each shard, keyed by node.
+
+        The share is the shard's mass. A shard without positive priorities has share 0 if another
+        shard has some. If batches are drawn from one node, each shard with items has share 1.
+        """
         if self._home is not None:
             return {one.node: 1.0 for one in members if one.totals.length}
         weighed = any(one.totals.length and not one.totals.is_uniform for one in members)
@@ -81,7 +101,17 @@ class ShardBatches:
         beta: float | None,
         again: int,
     ) -> list[list[tuple[Member, int, Answer]]]:
-        """Requests batches with the sizes and keys in ``wanted``. ``again`` counts the retries."""
+        """Requests batches from the shards, with one message to each shard.
+
+        Args:
+            shares: share of each shard, keyed by node.
+            wanted: size and key of each batch.
+            beta: exponent of the importance weights, or None.
+            again: number of earlier requests for the same batch, which changes the random numbers.
+
+        Returns:
+            For each batch, the shards that draw, with the number of items and the answer.
+        """
         home = self._home
         able = self._able(shares if home is None else {home: shares.get(home, 0.0)})
         if not able:
@@ -107,7 +137,7 @@ class ShardBatches:
         return asked
 
     def _able(self, shares: dict[str, float]) -> dict[str, float]:
-        """Returns the shares of the shards that answer and have items."""
+        """Returns the positive shares of the shards that answer and have items."""
         found = {}
         for node, share in shares.items():
             member = self._members.at(node)
@@ -116,7 +146,10 @@ class ShardBatches:
         return found
 
     def finish(self, begun: Begun) -> tuple[Any, dict[str, Any]]:
-        """Returns the batch in random order and its info. Redraws missing items."""
+        """Waits for a batch, and returns its data, in random order, and its info.
+
+        Items that do not arrive in time are drawn again from the other shards.
+        """
         pieces, asked, again = [], begun.asked, 0
         while True:
             came = self._collected(asked)
@@ -128,7 +161,7 @@ class ShardBatches:
             self.drawn_again(left)
             try:
                 (asked,) = self._ask(begun.shares, [(left, begun.key)], begun.beta, again)
-            except EmptyBufferError:  # shards that joined in the meantime may have items
+            except EmptyBufferError:  # shards that have joined since may have items
                 self.drawn_again(begun.size - left)
                 return self.finish(*self.begin(begun.size, [begun.key], begun.beta))
         return self._joined(begun, pieces)
@@ -136,7 +169,11 @@ class ShardBatches:
     def _collected(
         self, asked: list[tuple[Member, int, Answer]]
     ) -> list[tuple[Member, int, Piece]]:
-        """Waits for the pieces, and returns those that have arrived."""
+        """Waits for the requested pieces, and returns the pieces that arrive in time.
+
+        Returns:
+            The shard, the number of items and the piece, for each piece.
+        """
         coming = {one.sent: member for member, _, one in asked if isinstance(one, Coming)}
         for member, sent in self._members.collect(coming):
             _learn(member, sent.result[1][-1])
@@ -144,7 +181,7 @@ class ShardBatches:
         for member, n, answer in asked:
             piece: Piece | None
             if isinstance(answer, Coming):
-                if answer.sent.result is None:  # lost
+                if answer.sent.result is None:  # the shard was lost
                     continue
                 piece = answer.sent.result[1][answer.at]
             else:
@@ -157,14 +194,15 @@ class ShardBatches:
     def _joined(
         self, begun: Begun, pieces: list[tuple[Member, int, Piece]]
     ) -> tuple[Any, dict[str, Any]]:
+        """Joins the pieces of a batch, and returns the data and the info of the batch."""
         infos = self._weighed(begun, pieces)
         for info, (_, n, piece) in zip(infos, pieces, strict=True):
             info[SHARD] = cpu.full((n,), piece.identity, dtype=torch.int64)
-        if len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]:  # drawn in this process
+        if len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]:  # drawn in memory, so no copy
             data, info = pieces[0][2].data, infos[0]
         else:
             places = None
-            if len(pieces) > 1:  # in random order, so that part of a batch is also a sample
+            if len(pieces) > 1:  # shuffled, so that any part of a batch is a random sample too
                 random = np.random.Generator(np.random.Philox(key=begun.key))
                 order = torch.from_numpy(random.permutation(begun.size))
                 places = torch.split(order, [n for _, n, _ in pieces])
@@ -179,7 +217,10 @@ class ShardBatches:
     def _weighed(
         self, begun: Begun, pieces: list[tuple[Member, int, Piece]]
     ) -> list[dict[str, Any]]:
-        """Returns the info of each piece, with weights over all shards under the first key."""
+        """Returns the info of each piece, with the weights corrected for all shards.
+
+        Only the first key for weights is kept.
+        """
         infos = [dict(piece.info) for _, _, piece in pieces]
         first, *others = self._weight_keys
         for info in infos:
@@ -206,7 +247,7 @@ class ShardBatches:
 
 
 def _learn(member: Member, piece: Piece | None) -> None:
-    """Records the state that a shard has reported with its last piece."""
+    """Records the state of a shard that arrived with a piece. None means that it is empty."""
     if piece is None:
         member.is_empty()
     else:

@@ -1,11 +1,11 @@
-"""The actor that lists the keepers, and creates one on each node that should have a shard.
+"""The actor that lists the keepers, and creates a keeper on each node that should have a shard.
 
     Ray's list of nodes ──▶ ShardMap ──▶ a named Keeper on each node, pinned to the node
-                               ╰──▶ keepers by node, for clients
+                               ╰──▶ the keepers by node, for clients
 
 After a restart, the map recovers all its state. Ray stores the map's arguments and lists all nodes,
-including dead ones. The map finds the keepers by their names. Ray restarts a dead keeper. If a node
-dies, the map creates a new keeper when a node of the same name joins again.
+including dead nodes. The map finds the keepers by their actor names. Ray restarts a keeper that
+dies. If a node dies, the map creates a new keeper when a node with the same name joins the cluster.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ _log = logging.getLogger(__name__)
 
 
 NAMESPACE = "shmbuffer"
-"""Ray namespace of the actors' names."""
+"""Ray namespace that contains the names of the maps and keepers."""
 
 
 def map_name(name: str) -> str:
-    """Returns the actor name of a buffer's map."""
+    """Returns the actor name of the map of the buffer ``name``."""
     return f"{name}/map"
 
 
 def found_map(name: str) -> Any:
-    """Returns the map of a buffer, or raises ValueError if there is no map."""
+    """Returns the map of the buffer ``name``.
+
+    Raises ValueError if there is no map, or if this process is not connected to a cluster.
+    """
     ray = require_ray()
-    if not ray.is_initialized():  # otherwise Ray would start a cluster
+    if not ray.is_initialized():  # ray.get_actor() would start a new cluster
         raise ValueError(
             f"the sharded buffer {name!r} cannot be reached, because this process is not connected "
             "to a Ray cluster; call ray.init(address='auto') first"
@@ -49,26 +52,31 @@ def found_map(name: str) -> Any:
         return ray.get_actor(map_name(name), namespace=NAMESPACE)
     except ValueError:
         raise ValueError(
-            f"there is no sharded buffer {name!r} in this Ray cluster; it is created by "
-            "ShardedReplayBuffer(name=...) and exists until close()"
+            f"there is no sharded buffer {name!r} in this Ray cluster; create it with "
+            "ShardedReplayBuffer(name=...), and do not close it while it is used"
         ) from None
 
 
 def keeper_name(name: str, node_id: str) -> str:
-    """Returns the actor name of a keeper. A node that died returns with a different id."""
+    """Returns the actor name of the keeper on a node.
+
+    Args:
+        name: name of the buffer.
+        node_id: Ray's id of the node. A node that returns after its death has a new id.
+    """
     return f"{name}/keeper/{node_id}"
 
 
 class ShardMap:
-    """Ray actor that creates and lists the keepers."""
+    """Ray actor that creates and lists the keepers of a sharded buffer."""
 
     def __init__(
         self,
         name: str,
-        made_of: bytes,  # class and arguments of each shard's buffer, pickled
+        made_of: bytes,  # pickled class and arguments of each shard's buffer
         wanted: list[str] | None,  # names of the nodes that should have a shard; None means all
-        former: set[str],  # ids of nodes that died before the buffer was created
-        options: dict[str, Any],  # actor options of the keepers
+        former: set[str],  # ids of the nodes that died before the buffer was created
+        options: dict[str, Any],  # Ray options of the keepers
         limiter: RateLimiter | None,
     ) -> None:
         self._ray = require_ray()
@@ -86,40 +94,46 @@ class ShardMap:
         self._flow = FlowControl(self._ray, self._there, limiter, where)
 
     def keepers(self) -> tuple[dict[str, Any], list[str]]:
-        """Returns the keepers by node, and the nodes without one. Raises if there is no keeper."""
+        """Returns the keepers keyed by node name, and the names of the nodes without a keeper.
+
+        If no keeper could be created, raises the error of the last attempt.
+        """
         with self._looking:
             if self._failure is not None and not self._keepers:
                 raise self._failure
             return self._all(), self._absent
 
     def _there(self) -> dict[str, Any]:
+        """Returns the keepers, keyed by node name."""
         with self._looking:
             return self._all()
 
     def _all(self) -> dict[str, Any]:
+        """Returns the keepers, keyed by node name. The caller holds the lock."""
         return {node: keeper for node, (_, keeper) in self._keepers.items()}
 
     def parts(self) -> Any:
-        """Returns the class, positional and keyword arguments of each shard's buffer."""
+        """Returns the class, positional arguments and keyword arguments of each shard's buffer."""
         return self._parts
 
     def flow(self, name: str, *args: Any) -> Any:
-        """Calls a method of `FlowControl`."""
+        """Calls the method ``name`` of `FlowControl`."""
         return getattr(self._flow, name)(*args)
 
     def end(self) -> dict[str, Any]:
-        """Stops creating keepers, and returns the existing keepers."""
+        """Stops creating keepers, and returns the existing keepers, keyed by node name."""
         self._ended.set()
         self._flow.end()
         with self._looking:
             return self._all()
 
     def _watch(self) -> None:
+        """Creates missing keepers regularly until `end` is called."""
         while not self._ended.wait(_LOOK_S):
             self._look()
 
     def _look(self) -> None:
-        """Creates the missing keepers."""
+        """Lists the nodes, and creates a keeper on each node that should have one."""
         with self._looking:
             if self._ended.is_set():
                 return
@@ -143,14 +157,14 @@ class ShardMap:
         return {node["NodeName"] for node in nodes if node["NodeID"] not in self._former}
 
     def _places(self) -> dict[str, str]:
-        """Returns the ids of the living nodes that should have a shard, keyed by name."""
+        """Returns a mapping from name to Ray id of the living nodes that should have a shard."""
         found = living_nodes()
         if self._wanted is None:
             return found
         return {node: found[node] for node in self._wanted if node in found}
 
     def _keeper(self, node: str, node_id: str) -> Any:
-        """Returns the keeper of a node, which is created if there is none."""
+        """Returns the keeper on a node, and creates the keeper if it does not exist."""
         ray = self._ray
         name = keeper_name(self._name, node_id)
         try:

@@ -1,8 +1,8 @@
 """Serves the metrics of all shards to Prometheus, on one port.
 
-    GET /metrics  ──▶  stats of every shard, by the keepers  ──▶  ..._total{node="a"} 123
+    GET /metrics  ──▶  stats of each shard, from its keeper  ──▶  ..._total{node="a"} 123
 
-The counters of a shard are in its directory, so they continue when a keeper or a node restarts.
+A shard's counters are stored in its directory, so they continue after a keeper or a node restarts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from shmbuffer.watch.metrics import MetricsServer, Reading
 
 
 class ShardMetrics:
-    """Serves the metrics on loopback until it is closed.
+    """Serves the metrics of a sharded buffer on the loopback interface until `close` is called.
 
-    ``base`` is the parent of the nodes' directories.
+    Args:
+        connect: function that returns a new handle on the buffer.
+        base: directory on each node that contains the directory of the node's shard.
+        port: port number. 0 chooses a free port.
     """
 
     def __init__(self, connect: Callable[[], ShardedClient], base: Path, port: int) -> None:
-        self._client, self._base = connect(), base  # a separate handle, protected by the lock below
-        self._asking = threading.Lock()  # each request runs in its own thread
+        self._client, self._base = connect(), base
+        self._asking = threading.Lock()  # protects the handle, because each request has a thread
         self._server = MetricsServer(self._read, port)
         self.port = self._server.port
 
@@ -33,6 +36,7 @@ class ShardMetrics:
         self._client.detach()
 
     def _read(self) -> Reading:
+        """Yields the labels and numbers of each shard, and ``shard_up`` 0 for missing shards."""
         with self._asking:
             stats = self._client.stats()
         for node, numbers in stats["shards"].items():
@@ -41,4 +45,5 @@ class ShardMetrics:
             yield self._labels(node), {"shard_up": 0}
 
     def _labels(self, node: str) -> dict[str, str]:
+        """Returns the labels of the metrics of a node's shard."""
         return {"directory": str(self._base / node), "node": node}

@@ -1,4 +1,4 @@
-"""Draws the pieces of a batch, one from each shard, and joins them."""
+"""Draws a piece of a batch from each shard, and joins the pieces."""
 
 from __future__ import annotations
 
@@ -24,25 +24,38 @@ class Piece(NamedTuple):
     """The part of a batch that one shard draws."""
 
     data: Any  # ``[n, ...]``, collated and transformed
-    info: dict[str, Any]  # ``[n]``: index, generation, and weights within this shard alone
-    totals: Totals  # totals of the shard in the locked section in which the items were drawn
+    info: dict[str, Any]  # each ``[n]``: index, generation, and weights within this shard alone
+    totals: Totals  # totals of the shard, read in the critical section that drew the items
     identity: int  # identity of the shard; see `identity_of`
 
 
 NOTHING = Totals(0.0, 0.0, None, 0)
-"""The totals of a shard without items."""
+"""Totals of a shard without items."""
 
 _uuids: weakref.WeakKeyDictionary[Ring, bytes] = weakref.WeakKeyDictionary()
 
 
 def identity_of(node: str, uuid: bytes) -> int:
-    """Returns the 63-bit number of a shard in samples. A new directory has a different number."""
+    """Returns the 63-bit number that identifies a shard in samples.
+
+    Args:
+        node: name of the shard's node.
+        uuid: UUID of the shard's directory, so that a new directory gets a different number.
+    """
     digest = hashlib.blake2b(node.encode(), key=uuid, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def identity_in(buffer: ReplayBuffer, node: str) -> int:
-    """Returns the identity of a buffer's shard. Raises EmptyBufferError before the first write."""
+    """Returns the identity of a shard; see `identity_of`.
+
+    Args:
+        buffer: the shard's buffer.
+        node: name of the shard's node.
+
+    Raises:
+        EmptyBufferError: the shard has no schema, because nothing has been written to it.
+    """
     ring = ring_in(buffer)
     uuid = _uuids.get(ring)
     if uuid is None:
@@ -54,16 +67,25 @@ def ring_in(buffer: ReplayBuffer) -> Ring:
     """Returns the ring of a shard's buffer. Raises EmptyBufferError before the first write."""
     ring: Ring | None = ring_of(buffer.storage)
     if ring is None:
-        raise EmptyBufferError("nothing was written to this shard yet")
+        raise EmptyBufferError("nothing has been written to this shard yet")
     return ring
 
 
 def piece_of(
     buffer: ReplayBuffer, node: str, count: int, key: int, beta: float | None, largest: float
 ) -> Piece:
-    """Draws a piece from a shard.
+    """Draws a piece of a batch from a shard.
 
-    New items get the larger of ``largest``, the largest priority of any shard, and the shard's own.
+    Args:
+        buffer: the shard's buffer.
+        node: name of the shard's node.
+        count: number of items.
+        key: key of the random number generator.
+        beta: exponent of the importance weights, or None without weights.
+        largest: largest priority in any shard. New items of this shard get at least this priority.
+
+    Raises:
+        EmptyBufferError: the shard has no items.
     """
     ring = ring_in(buffer)
     raise_largest(ring, largest)
@@ -86,9 +108,15 @@ def piece_of(
 def pieces_of(
     buffer: ReplayBuffer, node: str, orders: Sequence[tuple[Any, ...]]
 ) -> list[Piece | None]:
-    """Draws a piece for each order. Returns None for each order if the shard is empty.
+    """Draws several pieces from a shard.
 
-    An order holds the arguments of `piece_of`.
+    Args:
+        buffer: the shard's buffer.
+        node: name of the shard's node.
+        orders: for each piece, the arguments of `piece_of` after ``node``.
+
+    Returns:
+        A piece for each order, or None if the shard is empty.
     """
     found: list[Piece | None] = []
     for order in orders:
@@ -107,7 +135,20 @@ def updated(
     priority: Floats,
     generation: Ints | None,
 ) -> tuple[int, int, int]:
-    """Sets priorities of items of this shard. Returns how many were applied, stale and lost."""
+    """Sets priorities of items in a shard.
+
+    Args:
+        buffer: the shard's buffer.
+        node: name of the shard's node.
+        shard: identity of the shard from which the items were sampled. If the shard's directory
+            has been replaced since, all priorities are lost.
+        index: index of each item, ``[n]`` or ``[n, ndim]``.
+        priority: priority of each item, ``[n]``.
+        generation: generation of each item, ``[n]``, or None.
+
+    Returns:
+        The numbers of priorities that were applied, stale and lost.
+    """
     ring = ring_of(buffer.storage)
     if ring is None or identity_in(buffer, node) != shard:
         return 0, 0, len(priority)
@@ -116,9 +157,9 @@ def updated(
 
 
 def news_of(buffer: ReplayBuffer, node: str) -> tuple[int | None, Totals, int]:
-    """Returns the identity, totals and capacity of a shard.
+    """Returns the identity, the totals and the capacity of a shard.
 
-    The identity is None before the first write.
+    The identity is None if nothing has been written to the shard.
     """
     capacity = buffer.storage.max_size
     try:
@@ -128,14 +169,22 @@ def news_of(buffer: ReplayBuffer, node: str) -> tuple[int | None, Totals, int]:
 
 
 def raise_largest(ring: Ring, largest: float) -> None:
-    """Raises the priority of new items to at least ``largest``."""
+    """Makes the priority of new items in a prioritized ring at least ``largest``."""
     seen = ring.tree.max_priority
     if largest > 0 and (seen is None or largest > seen) and ring.tree.prioritized:
         ring.raise_max_priority(largest)
 
 
 def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -> Any:
-    """Joins parts of a batch in new memory, with their rows at ``places`` or concatenated."""
+    """Joins the data or the infos of several pieces in new memory.
+
+    Args:
+        parts: tensors, TensorDicts, or tuples, dicts or lists of them, of the same structure.
+        places: for each part, the positions of its rows in the result. None concatenates the parts.
+
+    Raises:
+        TypeError: the parts are objects of another type.
+    """
     first = parts[0]
     if type(first) is torch.Tensor:
         return torch.cat(list(parts), 0) if places is None else _scattered(parts, places)
@@ -162,12 +211,12 @@ def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -
         return [rows[at] for at in torch.cat(list(places)).argsort().tolist()]
     raise TypeError(
         f"the shards have sampled objects of type {type(first).__name__}, which cannot be joined "
-        "to one batch; return tensors, TensorDicts, or tuples, dicts or lists from the collate_fn"
+        "into one batch; return tensors, TensorDicts, or tuples, dicts or lists from the collate_fn"
     )
 
 
 def _scattered(parts: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Joins tensors with their rows at ``places``, and copies each tensor once."""
+    """Joins tensors by copying each row once, to its position in ``places``."""
     rows = sum(part.shape[0] for part in parts)
     whole = parts[0].new_empty((rows, *parts[0].shape[1:]))
     for part, where in zip(parts, places, strict=True):

@@ -1,11 +1,11 @@
-"""Saves and loads a buffer of several shards. The keepers save into one common work directory.
+"""Saves and loads a sharded buffer. All keepers write to one work directory.
 
     <path>/storage/<node>/       the save of a shard, written by its keeper
     <path>/storage/shards.json   the nodes whose shards are in the save
 
 `publication.publish` creates the work directory, syncs it, and replaces ``storage`` with it
-atomically. If a process dies during a save, either the previous save or the new one is in place. If
-a keeper answers too late, the work directory no longer exists, and the keeper saves nothing.
+atomically. If a process dies during a save, ``storage`` is either the previous save or the new one.
+A keeper that is too late finds no work directory, and saves nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from shmbuffer.saves.values import damaged, read_json, reading, write_json
 from shmbuffer.saves.work_directory import shared_way
 
 LIST = "shards.json"
-_RENEW_S = 2.0  # seconds between two messages to the gate
-_CHUNK = 4096  # number of items per chunk
+_RENEW_S = 2.0  # maximum time in seconds between two extensions of a pause
+_CHUNK = 4096  # number of items that are loaded together
 
 
 def save_shards(
@@ -53,23 +53,23 @@ def save_shards(
             "saved"
         )
     members.require_all(
-        "saved", without, "; pass without=[node, ...] to leave out nodes that have left"
+        "saved", without, "; pass without=[node, ...] to leave out nodes that will not return"
     )
     written = [one for one in members if one.node not in without and one.totals.length]
     if not written:
-        raise RuntimeError("nothing was written to any shard yet, so there is nothing to save")
+        raise RuntimeError("no shard contains any items, so there is nothing to save")
     nodes = sorted(member.node for member in written)
     if strange := [node for node in nodes if not _is_plain(node)]:
         raise ValueError(
-            f"the shards of {strange}: the names of these nodes cannot be used as directory names, "
-            "so nothing was saved; rename the nodes (ray start --node-name)"
+            f"the names of the nodes {strange} cannot be used as directory names, so nothing was "
+            "saved; rename the nodes (ray start --node-name)"
         )
     target = Path(path).absolute()
     make_folders(target)
     with Directory.open(target, allow_unsafe_fs=True):
-        pass  # keepers open it by name, so other users must not be able to replace it
+        pass  # checks that no other user can replace the directory, which keepers open by name
     with publish(target / "storage", "sharded buffer") as directory:
-        place = shared_way(directory)  # ``directory`` is valid only in this process
+        place = shared_way(directory)  # ``directory`` is a path that only this process can use
         if consistent:
             with Gate(members) as gate:
                 _save_at_once(written, place, gate)
@@ -80,12 +80,16 @@ def save_shards(
 
 
 class Gate:
-    """Pauses the writers of all shards. Raises RuntimeError if they cannot be paused."""
+    """Context manager that pauses the writers of all shards.
+
+    Raises RuntimeError if the writers cannot be paused.
+    """
 
     def __init__(self, members: Members) -> None:
         self._members, self._token = members, secrets.token_hex(8)
 
     def _ask(self, what: str) -> Any:
+        """Calls the method ``what`` of the map's `FlowControl` with the token of this pause."""
         return self._members.ask_map("flow", what, self._token)
 
     def __enter__(self) -> Self:
@@ -94,11 +98,14 @@ class Gate:
         return self
 
     def keep(self) -> None:
-        """Extends the pause. Must be called every few seconds, and once at the end."""
+        """Extends the pause by `HOLD_S` seconds. Raises RuntimeError if the pause has ended.
+
+        Must be called every few seconds, and once after the last shard has been saved.
+        """
         if not self._ask("renew"):
             raise RuntimeError(
-                "writers could not be paused until all shards were saved, because the map of the "
-                "shards was restarted meanwhile; this save was discarded, and an earlier one is "
+                "writers could not be paused until all shards were saved, because the shard map "
+                "was restarted during the save; this save was discarded, and an earlier save is "
                 "kept"
             )
 
@@ -106,11 +113,17 @@ class Gate:
         try:
             self._ask("release")
         except RuntimeError:
-            return  # the gate opens after `HOLD_S`
+            return  # the map does not answer; the pause ends after `HOLD_S` seconds
 
 
 def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
-    """Asks all keepers to save their shards at the same time."""
+    """Makes all keepers save their shards in parallel, while the gate pauses the writers.
+
+    Args:
+        written: the shards to save.
+        folder: work directory of the save, under a path that all nodes can open.
+        gate: the entered gate, which is extended until all shards are saved.
+    """
     ray = require_ray()
     waiting = {
         member.ask("call", "dumps", (folder / member.node,), {}).ref: member for member in written
@@ -125,13 +138,25 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
             except ray.exceptions.RayError as error:
                 raise RuntimeError(
                     f"the shard of node {member.node} does not answer ({type(error).__name__}); "
-                    "this save was discarded, and an earlier one is kept"
+                    "this save was discarded, and an earlier save is kept"
                 ) from error
             opened(answer)
 
 
 def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, Path]:
-    """Returns the path of each node's save, after checks of the list and of all saves."""
+    """Finds and checks the saves of the shards below a path.
+
+    Args:
+        members: the client's view of the shards, which must all answer.
+        path: the path that was passed to `save_shards`.
+
+    Returns:
+        The path of each shard's save, keyed by node.
+
+    Raises:
+        FileNotFoundError: the list of nodes, or a save in the list, does not exist.
+        CorruptBufferError, UnsafePathError: the list is damaged, or the save contains a link.
+    """
     folder = Path(path).absolute() / "storage"
     settle(folder)
     nodes = _read_list(folder / LIST)
@@ -146,7 +171,7 @@ def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, 
 
 
 def _read_list(file: Path) -> list[str]:
-    """Reads the names of the nodes whose shards are in a save."""
+    """Returns the names of the nodes whose shards are in a save, read from its `LIST`."""
     found = read_json(file, missing="no sharded buffer was saved there")
     with reading(file):
         nodes = found["nodes"]
@@ -158,18 +183,24 @@ def _read_list(file: Path) -> list[str]:
 
 
 def _is_plain(node: Any) -> bool:
-    """True if a node's name is a valid directory name that no other file uses."""
+    """True if a node's name can be used as the name of a directory."""
     return isinstance(node, str) and node not in ("", ".", "..") and not {"/", "\0"} & set(node)
 
 
 def load_shards(members: Members, saves: dict[str, Path], parts: Any) -> None:
-    """Loads saves into the shards; see `ShardedClient.loads`."""
+    """Loads saves into the shards; see `ShardedClient.loads`.
+
+    Args:
+        members: the client's view of the shards.
+        saves: result of `saves_of_nodes`.
+        parts: class and arguments of each shard's buffer; see `ShardMap.parts`.
+    """
     ours = {member.node: member for member in members}
     if set(saves) == set(ours):
         for node, path in saves.items():
             ours[node].whole("loads", path)
         return
-    for path in saves.values():  # rejects a save that cannot be loaded before any change
+    for path in saves.values():  # a save that cannot be loaded is rejected before any change
         next(_items_of(parts, path), None)
     for member in members:
         member.whole("empty")
@@ -183,7 +214,12 @@ def load_shards(members: Members, saves: dict[str, Path], parts: Any) -> None:
 
 
 def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yields the items of a saved shard in chunks, oldest first, with their priorities."""
+    """Yields the items of a saved shard in chunks, oldest first, each with its priorities or None.
+
+    Args:
+        parts: class and arguments of the shard's buffer.
+        path: directory of the shard's save.
+    """
     cls, args, kwargs = parts
     with temporary_folder() as directory:
         storage = partial(kwargs["storage"], scratch_dir=directory / "buffer")
@@ -191,8 +227,8 @@ def _items_of(parts: Any, path: Path) -> Iterator[tuple[Any, Any]]:
         try:
             if len(buffer.transform):
                 raise NotImplementedError(
-                    f"{path}: shards of buffers with transforms can only be loaded on the nodes on "
-                    "which they were saved"
+                    f"{path}: the shards of a buffer with transforms can only be loaded on the "
+                    "nodes on which they were saved"
                 )
             buffer.loads(path)
             ring = ring_in(buffer)

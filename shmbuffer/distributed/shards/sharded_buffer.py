@@ -1,4 +1,4 @@
-"""The creator's object for a buffer over several nodes."""
+"""A buffer over several nodes, as the process that creates it sees it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ _NOT_HERE = {
 class ShardedReplayBuffer(ShardedClient):
     """A buffer over the nodes of a Ray cluster, with a ring on each node.
 
-    On each node an actor, the keeper, owns a buffer in a directory of that node. Writers write to
-    the ring of their own node, in memory. Learners draw from all shards by priority, as if they
-    were one buffer. The importance weights are also those of a single buffer.
+    On each node an actor, the keeper, owns a buffer in a directory on that node. This buffer is a
+    *shard*. Writers write to the shard on their own node, in memory. Learners draw from all shards
+    by priority, as if they were one buffer. The importance weights are those of a single buffer,
+    too.
 
     **Crashes.** If a keeper or a node has died, its shard is left out of draws and named in the
     log. Ray restarts the keeper, or the map creates a new one when the node returns. The items are
-    still in the directory of the node. The cluster ends with Ray's head node. A new cluster opens
-    the directories again.
+    still in the directory on the node. If Ray's head node dies, the cluster ends. A buffer in a new
+    cluster opens the directories again.
 
     **Limits.** Nothing is replicated: the items of a dead node are missing until the node returns.
     Each shard evicts its own oldest items. A pass or a slice of a sampler never crosses shards.
@@ -45,12 +46,12 @@ class ShardedReplayBuffer(ShardedClient):
     Args:
         replay_buffer_cls: class of the buffer of each shard.
         storage: factory of each shard's storage, ``partial(LazyMemmapStorage, capacity,
-            scratch_dir=..., shared_init=True)``. Each node has its own directory in
-            ``scratch_dir``, which is named after the node.
-        nodes: names of the nodes that have a shard, or their number. A node's name is set by
-            ``ray start --node-name``, and is its address by default. A number selects the first
-            nodes in the order of their names. None means all nodes, including nodes that join
-            later.
+            scratch_dir=..., shared_init=True)``. Each node uses a subdirectory of ``scratch_dir``
+            that is named after the node.
+        nodes: names of the nodes that have a shard, or the number of such nodes. The name of a node
+            is set by ``ray start --node-name``, and is the node's address by default. A number
+            selects the first nodes in the order of their names. None means all nodes, including
+            nodes that join later.
         locality: ``"global"`` draws a batch from all shards. ``"local"`` draws the batch from the
             shard of the learner's node, without the network. With a learner on each node and
             ``beta`` 1, the weights make the mean over the learners unbiased, with more variance.
@@ -58,12 +59,12 @@ class ShardedReplayBuffer(ShardedClient):
         prefetch: number of batches that are requested in advance, so that a learner does not wait
             for other nodes.
         rank: rank of this learner among several; see `ReplayBuffer`.
-        answer_timeout: seconds after which a shard that does not answer is left out.
+        answer_timeout: seconds after which a shard that does not answer is left out of draws.
         metrics_port: port on which this process serves the metrics of all shards to Prometheus, at
             ``http://127.0.0.1:PORT/metrics``, with the label ``node``. 0 chooses a free port, whose
             number is in the attribute ``metrics_port``. Requires the extra "metrics".
-        rate_limiter: keeps writers and learners of all shards in step, by a ratio, ``min_size``,
-            or both. A queue is not supported. See the guide on flow control.
+        rate_limiter: `RateLimiter` for the writers and learners of all shards, with a ratio, a
+            ``min_size``, or both. A queue is not supported. See the guide on flow control.
         ray_init_config: see `RayReplayBuffer`.
         remote_config: options of the keepers, passed to ``Actor.options()``. None means
             ``{"num_cpus": 0}``.
@@ -163,7 +164,7 @@ class ShardedReplayBuffer(ShardedClient):
         rank: int | None = None,
         answer_timeout: float = 5.0,
     ) -> ShardedClient:
-        """Finds a buffer of the cluster by its name, and returns a handle on it.
+        """Finds a buffer in the cluster by its name, and returns a handle on it.
 
         Args:
             name: name of the buffer.
@@ -173,8 +174,8 @@ class ShardedReplayBuffer(ShardedClient):
             answer_timeout: see the constructor.
 
         Raises:
-            ValueError: there is no buffer of that name, this process is not connected to a Ray
-                cluster, or the constructor rejects an argument.
+            ValueError: there is no buffer with this name, this process is not connected to a Ray
+                cluster, or an argument is invalid.
         """
         return ShardedClient(_options(name, prefetch, locality, rank, answer_timeout))
 
@@ -190,16 +191,16 @@ class ShardedReplayBuffer(ShardedClient):
 
     @property
     def metrics_port(self) -> int | None:
-        """Port for Prometheus, or None if metrics are not served."""
+        """Port on which this process serves metrics to Prometheus, or None."""
         return None if self._metrics is None else self._metrics.port
 
     @property
     def is_alive(self) -> bool:
-        """True if this object has not been closed."""
+        """True until this object is closed."""
         return self._map is not None
 
     def close(self) -> None:
-        """Ends the actors. Committed items stay in the directories of the nodes. Idempotent."""
+        """Ends the actors. Committed items stay in the directories on the nodes. Idempotent."""
         if self._map is not None:
             self.detach()
             self._end()
@@ -213,6 +214,7 @@ class ShardedReplayBuffer(ShardedClient):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _end(self) -> None:
+        """Ends the metrics server, the map and the keepers, and releases Ray."""
         ray = require_ray()
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
@@ -240,26 +242,33 @@ class ShardedReplayBuffer(ShardedClient):
 def _options(
     name: str, prefetch: int | None, locality: str, rank: int | None, answer_timeout: float
 ) -> Options:
+    """Returns the settings of a handle. Raises ValueError if one of them is invalid."""
     if locality not in ("global", "local"):
         raise ValueError(f"locality must be 'global' or 'local', got {locality!r}")
     if not 0 < answer_timeout < math.inf:
-        raise ValueError(f"answer_timeout must be a number of seconds, got {answer_timeout!r}")
+        raise ValueError(
+            f"answer_timeout must be a positive number of seconds, got {answer_timeout!r}"
+        )
     return Options(name, prefetch or 0, locality, require_rank(rank), answer_timeout)
 
 
 def _require_free(ray: Any, name: str) -> None:
+    """Raises ValueError if the cluster has a sharded buffer called ``name``."""
     try:
         ray.get_actor(map_name(name), namespace=NAMESPACE)
     except ValueError:
         return
     raise ValueError(
-        f"the sharded buffer {name!r} exists already; get a handle with "
-        f"ShardedReplayBuffer.find({name!r}), or close() it in the process that created it"
+        f"the sharded buffer {name!r} already exists; get a handle with "
+        f"ShardedReplayBuffer.find({name!r}), or call close() in the process that created it"
     )
 
 
 def _chosen(nodes: int | list[str] | None) -> list[str] | None:
-    """Returns the names of the selected nodes, which do not change when the map restarts."""
+    """Returns the names of the nodes that should have a shard, or None for all nodes.
+
+    A number is replaced by names here, so that the choice stays the same if the map restarts.
+    """
     there = sorted(living_nodes())
     if nodes is None:
         return nodes
@@ -267,12 +276,14 @@ def _chosen(nodes: int | list[str] | None) -> list[str] | None:
     is_list = isinstance(nodes, list | tuple) and all(isinstance(one, str) for one in nodes)
     if not is_number and not is_list:
         raise TypeError(
-            f"ShardedReplayBuffer(nodes=...) must be a number or a list of names, got {nodes!r}"
+            "ShardedReplayBuffer(nodes=...) must be a number or a list of node names, got "
+            f"{nodes!r}"
         )
     if isinstance(nodes, int) and not 1 <= nodes <= len(there):
         raise ValueError(
-            f"ShardedReplayBuffer(nodes={nodes}): the Ray cluster only has {len(there)}, "
-            f"{', '.join(there)}; pass a list of names to include nodes that join later"
+            f"ShardedReplayBuffer(nodes={nodes}) must be between 1 and {len(there)}, the number of "
+            f"nodes in the Ray cluster ({', '.join(there)}); pass a list of names to include nodes "
+            "that join later"
         )
     chosen = there[:nodes] if isinstance(nodes, int) else list(nodes)
     if not set(chosen) & set(there):
@@ -284,15 +295,16 @@ def _chosen(nodes: int | list[str] | None) -> list[str] | None:
 
 
 def _dead(ray: Any) -> set[str]:
-    """Returns the ids of the nodes that have died."""
+    """Returns Ray's ids of the nodes that have died."""
     return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
 
 
 def _require_storage(storage: Any) -> None:
+    """Raises TypeError unless the storage is a ``partial`` with a ``scratch_dir``."""
     keywords = getattr(storage, "keywords", None)
     if not isinstance(keywords, dict) or not keywords.get("scratch_dir"):
         raise TypeError(
-            "ShardedReplayBuffer(storage=...) is called once on each node, so it must be a "
-            "function: pass partial(LazyMemmapStorage, capacity, scratch_dir=..., "
-            f"shared_init=True), got {storage!r}"
+            "ShardedReplayBuffer(storage=...) must be a function that is called once on each node, "
+            f"got {storage!r}; pass partial(LazyMemmapStorage, capacity, scratch_dir=..., "
+            "shared_init=True)"
         )

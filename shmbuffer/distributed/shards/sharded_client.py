@@ -1,4 +1,4 @@
-"""A handle on a buffer over several nodes, which writes on its node and draws from all nodes."""
+"""A handle on a buffer over several nodes. It writes on its own node and draws from all nodes."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.tensors.form import cpu
 
 TURN_S = 0.05
-"""Seconds that a write through Ray waits in the keeper before the client sends it again."""
+"""Maximum time in seconds that a write waits in a keeper. The client then sends it again."""
 
 
 class ShardIndex(NamedTuple):
-    """The location of written items."""
+    """The location of written items, returned by a write to a sharded buffer."""
 
     shard: int
     """The number of the shard, as in the entry ``"shard"`` of a sample."""
     index: Any
-    """The index that the buffer of the shard returned."""
+    """The index in the shard, as returned by the shard's buffer."""
 
 
 class Options(NamedTuple):
-    """The settings of a handle, which finds the buffer by its name."""
+    """The settings of a handle. See `ShardedReplayBuffer`."""
 
     name: str
     prefetch: int = 0
@@ -65,14 +65,14 @@ class ShardedClient:
     """A handle on a `ShardedReplayBuffer`, for any process of the Ray cluster.
 
     The handle can be pickled and sent to tasks and other actors. It writes in memory to the shard
-    of its node. On a node without a shard, it writes through Ray to the shard with the most free
-    space.
+    on its own node. On a node without a shard, it writes through Ray to the shard with the most
+    free space.
 
     Args:
-        options: see `ShardedReplayBuffer`.
+        options: name of the buffer and settings of the handle; see `ShardedReplayBuffer`.
 
     Raises:
-        ValueError: there is no buffer of that name in the cluster.
+        ValueError: there is no buffer with this name in the cluster.
     """
 
     def __init__(self, options: Options) -> None:
@@ -94,7 +94,7 @@ class ShardedClient:
         self._credits = Credits(self._ray, self._members, f"sharded buffer {options.name!r}")
         self._batches.drawn_again = self._credits.spend_more
         self._beta: float | None = self._face["beta"]
-        self._begun: deque[tuple[int, Begun]] = deque()  # (size, batch) of prefetched batches
+        self._begun: deque[tuple[int, Begun]] = deque()  # prefetched batches, each with its size
         self._draws = RandomSampler()
         self._draws._rank_in_draws = known_rank(options.rank) or 0
 
@@ -107,7 +107,10 @@ class ShardedClient:
 
     @property
     def shards(self) -> dict[int, str]:
-        """Maps the entry ``"shard"`` of samples to the node of each shard that contains data."""
+        """The node of each shard that contains data, keyed by the number of the shard.
+
+        The number is the entry ``"shard"`` of a sample.
+        """
         self._members.refresh()
         return {number: one.node for number, one in self._members.by_identity().items()}
 
@@ -127,17 +130,17 @@ class ShardedClient:
 
     @property
     def batch_size(self) -> int | None:
-        """Default batch size of ``sample()`` and of iteration."""
+        """Default batch size of ``sample()`` and iteration."""
         size: int | None = self._face["batch_size"]
         return size
 
     @property
     def priority_key(self) -> Any:
-        """Key of the entry that holds priorities."""
+        """Key of the sample's entry that contains priorities for `update_tensordict_priority`."""
         return self._face["priority_key"]
 
     def __len__(self) -> int:
-        """Returns the number of items in the shards that answer. Costs one round trip."""
+        """Returns the number of items in the shards that answer. Takes one round trip."""
         self._members.refresh(all_of_them=True)
         return sum(member.totals.length for member in self._members.living())
 
@@ -153,7 +156,7 @@ class ShardedClient:
         shards = {}
         for member in self._members.living():
             if member.identity is not None:
-                with suppress(RuntimeError):  # the shard has just died
+                with suppress(RuntimeError):  # the shard died since the refresh
                     shards[member.node] = member.whole("stats")
         living = self._members.living()
         return {
@@ -166,14 +169,14 @@ class ShardedClient:
     # -- writing -------------------------------------------------------------------------------
 
     def add(self, data: Any, **options: Any) -> ShardIndex:
-        """Writes one item; see `extend`."""
+        """Writes one item to one shard; see `extend`."""
         return self._written("add", data, options)
 
     def extend(self, data: Any, **options: Any) -> ShardIndex:
-        """Writes a batch to one shard, as a whole or not at all.
+        """Writes a batch atomically to one shard.
 
-        The batch is written in memory to the shard of this process's node. If this node has no live
-        shard, the batch is written through Ray to the shard with the most free space. If a keeper
+        The batch is written in memory to the shard on this process's node. If no shard on this node
+        answers, the batch is written through Ray to the shard with the most free space. If a keeper
         dies during the write, the batch is written to another shard. In this case the first shard
         may also contain the batch when it returns.
 
@@ -189,22 +192,24 @@ class ShardedClient:
             EmptyBufferError: no shard answers.
             RateLimitTimeout: the rate limiter did not admit the write in time. Nothing was written.
 
-        Cost: on a node with a shard, 2 µs more than a write to a local buffer (see `local`). On
-            other nodes, about 1 ms.
+        Cost: on a node with a shard, 2 µs more than a write to a local buffer (see `local`). On a
+            node without a shard, about 1 ms.
         """
         return self._written("extend", data, options)
 
     @property
     def local(self) -> ReplayBuffer | None:
-        """The buffer of this node's shard, or None if this node has no shard.
+        """The buffer of the shard on this node, or None if this node has no shard.
 
-        A write to this buffer is 2 µs faster per call. Its samples come only from this shard.
+        A write to this buffer is 2 µs faster than a write to this handle. Samples from this buffer
+        contain items of this shard only.
         """
         home = self._members.at(self._node)
         buffer: ReplayBuffer | None = None if home is None else home.near(WRITE)
         return buffer
 
     def _written(self, name: str, data: Any, options: dict[str, Any]) -> ShardIndex:
+        """Calls the method ``name``, "add" or "extend", of the shard that should get the data."""
         home = self._members.at(self._node)
         if home is not None and home.identity is not None:
             buffer = home.near(WRITE)
@@ -218,7 +223,7 @@ class ShardedClient:
         while True:
             member = home if home is not None and home.can_write() else self._emptiest()
             wait = timeout
-            if member.near(WRITE) is None:  # a keeper must not wait, because it has other clients
+            if member.near(WRITE) is None:  # a wait in the keeper blocks its other clients
                 left = TURN_S if timeout is None else began + timeout - time.monotonic()
                 wait = max(0.0, min(TURN_S, left))
             try:
@@ -234,7 +239,7 @@ class ShardedClient:
                 return ShardIndex(self._identity_of(member), index)
 
     def _emptiest(self) -> Member:
-        """Returns the shard with the most free space."""
+        """Returns the shard that answers and is filled the least, relative to its capacity."""
         self._members.refresh()
         living = self._members.living()
         if not living:
@@ -244,6 +249,7 @@ class ShardedClient:
         return min(living, key=lambda one: one.totals.length / max(one.capacity, 1))
 
     def _identity_of(self, member: Member) -> int:
+        """Returns the identity of a shard, or -1 if the shard has not reported its identity."""
         if member.identity is None and not member.look():  # this was the shard's first write
             for _, _, message in self._members.answers([(member, member.ask("news"))]):
                 member.take_news(message)
@@ -263,28 +269,31 @@ class ShardedClient:
         """Draws a batch from all shards, as if they were one buffer.
 
         Args:
-            batch_size: number of items. None uses the batch size of the constructor.
+            batch_size: number of items. None uses the batch size that was passed to the constructor
+                of the buffer.
             return_info: if True, returns ``(data, info)``.
-            include_info: False leaves index, weights and shard out of a sample of TensorDicts.
-            min_size: number of items in the shards that answer for which the call waits.
-            timeout: seconds to wait for the items and the rate limiter. None waits without a limit.
+            include_info: if False, a sample of TensorDicts has no entries for the index, the weight
+                and the shard of each item.
+            min_size: waits until the shards that answer contain at least this number of items.
+            timeout: seconds to wait for ``min_size`` items and for the rate limiter. None waits
+                without a limit.
 
         Returns:
             The data ``[batch_size, ...]``, in random order. A sample has the entries of a sample
-            from a single buffer, and the entry ``"shard"``, int64 ``[batch_size]``, which is the
-            shard of each index and generation. The info of a prioritized sample also has the float
-            ``"effective_sample_size"``. It is the number of items of equal weight that would have
-            the same variance.
+            from a single buffer, and the entry ``"shard"``, int64 ``[batch_size]``. This entry is
+            the number of the shard to which each index and generation belongs. The info of a
+            prioritized sample also has the float ``"effective_sample_size"``, which is the number
+            of equally weighted items whose mean would have the same variance.
 
         Raises:
             EmptyBufferError: no shard that answers has an item.
             RateLimitTimeout: the items that ``min_size`` or the rate limiter requires were not
                 written in time.
             RateLimitError: the rate limiter can never admit a sample of this size.
-            RuntimeError: no batch size was specified.
+            RuntimeError: no batch size was passed, and the buffer has no default.
 
         Cost: one message to each contributing shard on another node, all sent in parallel, and one
-            copy of the answers.
+            copy of the rows.
         """
         count = self._count(batch_size)
         if min_size is not None and min_size < 0:
@@ -296,21 +305,28 @@ class ShardedClient:
         return (data, info) if return_info else data
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields samples without end."""
+        """Yields samples indefinitely."""
         while True:
             yield self.sample()
 
     def next(self) -> Any:
-        """Returns a sample."""
+        """Returns ``sample()``."""
         return self.sample()
 
     def _count(self, batch_size: int | None) -> int:
+        """Returns the number of items to sample. Raises RuntimeError if there is no default."""
         return resolve_batch_size(
             batch_size, self.batch_size, "the constructor of the buffer", 3, least=1
         )
 
     def _next(self, count: int, min_size: int, timeout: float | None) -> tuple[Any, dict[str, Any]]:
-        """Returns the oldest prefetched batch, or begins a batch and returns it."""
+        """Returns the data and the info of the next batch, and begins batches in advance.
+
+        Args:
+            count: number of items in the batch. Prefetched batches of another size are discarded.
+            min_size: see `sample`.
+            timeout: see `sample`.
+        """
         begun = self._begun
         if begun and begun[0][0] != count:
             begun.clear()
@@ -339,7 +355,7 @@ class ShardedClient:
                 ``"index_generation"`` and ``priority_key``.
 
         Returns:
-            The numbers of priorities that were applied, stale and lost; see `ShardedUpdate`.
+            The numbers of priorities that were applied, stale and lost.
 
         Raises:
             KeyError: an entry is missing.
@@ -367,23 +383,25 @@ class ShardedClient:
     def update_priority(
         self, index: Any, priority: Any = None, *, generation: Any = None, shard: Any = None
     ) -> ShardedUpdate:
-        """Changes priorities.
+        """Sets the priorities of items.
 
         Args:
-            index: the result of a write, or a whole sample, as for `update_tensordict_priority`.
-                With ``shard``, the index of a sample, ``[n]`` or ``[n, ndim]``.
-            priority: ``[n]`` or one number, finite and not negative. None uses the entry
-                `priority_key` of the sample.
-            generation: ``index_generation`` of the sample, ``[n]``. If an item has been overwritten
-                since it was sampled, its priority is discarded and counted as stale.
-            shard: the entry ``"shard"`` of the sample, ``[n]``, or one number.
+            index: the result of `add` or `extend`, or a whole sample, as for
+                `update_tensordict_priority`. If ``shard`` is passed, the entry ``"index"`` of a
+                sample, ``[n]`` or ``[n, ndim]``.
+            priority: priority of each item, ``[n]``, or one number for all items, finite and not
+                negative. None uses the entry `priority_key` of the sample.
+            generation: the entry ``"index_generation"`` of the sample, ``[n]``. If an item has been
+                overwritten since it was sampled, its priority is discarded and counted as stale.
+            shard: the entry ``"shard"`` of the sample, ``[n]``, or one number for all items.
 
         Returns:
-            The numbers of priorities that were applied, stale and lost; see `ShardedUpdate`.
+            The numbers of priorities that were applied, stale and lost.
 
         Raises:
             TypeError: the shard or the priorities are missing. Nothing was changed.
-            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
+            ValueError: a priority is NaN, infinite or negative, or an argument does not have one
+                value per item. Nothing was changed.
         """
         if priority is None:
             sample = priority_entry.sample_alone(index, index_generation=generation, shard=shard)
@@ -404,9 +422,10 @@ class ShardedClient:
         tickets = None if generation is None else np.asarray(generation).reshape(-1)
         if len(shards) not in (1, count) or (tickets is not None and len(tickets) != count):
             raise ValueError(
-                f"update_priority of {count} items: {len(shards)} numbers in shard="
-                + ("" if tickets is None else f", {len(tickets)} in generation=")
-                + "; pass one for each item. Nothing was changed"
+                f"update_priority of {count} items needs one value per item, got {len(shards)} in "
+                "shard="
+                + ("" if tickets is None else f" and {len(tickets)} in generation=")
+                + ". Nothing was changed"
             )
         shards = np.broadcast_to(shards, (count,))
         self._batches.largest = max(self._batches.largest, float(raw.max(initial=0.0)))
@@ -416,7 +435,7 @@ class ShardedClient:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """The rate limiter of all shards, or None. Reading it costs a message; see `set_rate`."""
+        """The rate limiter of all shards, or None; see `set_rate`. Reading it sends one message."""
         found: RateLimiter | None = self._members.ask_map("flow", "rate")
         return found
 
@@ -432,8 +451,12 @@ class ShardedClient:
             rb.set_rate(samples_per_insert=8)     # keeps the other settings
             rb.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
 
-        None removes the limiter. The ratio counts from now on, over all shards. Existing learners
-        wait up to 3 s for their first quota under the new ratio.
+        Items that were written or sampled before the call do not count for the new ratio. Existing
+        learners wait up to 3 s for their first quota under the new ratio.
+
+        Args:
+            limiter: the new rate limiter, or None to remove the current one.
+            **changes: arguments of `RateLimiter` to change in the current rate limiter.
 
         Returns:
             The new rate limiter.
@@ -485,14 +508,15 @@ class ShardedClient:
 
         Args:
             path: directory that all nodes can access under this path. Other files in it are kept.
-            consistent: if True, saves all shards at the same point in time, while writers wait. If
-                a write is in the save, all earlier writes are in the save too. Priorities may
-                change during the save.
-            without: names of nodes whose shards are left out because they will not return.
+            consistent: if True, saves all shards at the same point in time, and makes writers wait
+                until the save is complete. If a write is in the save, all earlier writes are in the
+                save too. Priorities may change during the save.
+            without: names of nodes that will not return. Their shards are left out of the save.
 
         Raises:
-            RuntimeError: a shard does not answer, or nothing was written.
-            ValueError: a node of ``without`` has no shard, or a node's name contains a slash.
+            RuntimeError: a shard does not answer, no shard contains any items, or the writers could
+                not be paused.
+            ValueError: a node in ``without`` has no shard, or a node's name contains a slash.
             BufferInUseError: another process is saving to the same path.
             UnsafePathError: the directory belongs to another user, or all users can write to it.
             OSError: a node cannot access the directory, or has no space or permission to write.
@@ -503,24 +527,30 @@ class ShardedClient:
     def loads(self, path: str | os.PathLike[str]) -> None:
         """Loads a save that `dumps` has written, possibly with a different number of shards.
 
-        Each shard loads the save of its node. If the nodes differ, the items are distributed over
-        the shards in chunks, with their priorities. The rate limiter is suspended during the load,
-        and its ratio counts from the end of the load.
+        Each shard loads the save of its node. If the save is from other nodes, its items are
+        distributed over the shards in chunks, with their priorities. The rate limiter is suspended
+        during the load. Items that were written or sampled before the end of the load do not count
+        for its ratio.
 
         Args:
             path: directory of the save.
 
         Raises:
-            FileNotFoundError: the list of shards, or a shard in the list, is missing.
+            FileNotFoundError: the list of shards, or the save of a shard in the list, is missing.
+                Nothing was changed.
             CorruptBufferError, UnsafePathError: the list is damaged, or the save contains a link.
-            RuntimeError: a shard does not answer. Nothing was changed, as after the other errors.
+                Nothing was changed.
+            NotImplementedError: the save is from other nodes, and the buffer has transforms.
+                Nothing was changed.
+            RuntimeError: a shard does not answer. Nothing was changed unless the shard died during
+                the load.
         """
         self._begun.clear()
         self._members.refresh(all_of_them=True)
         parts = self._members.ask_map("parts")
         saves = saves_of_nodes(self._members, path)
         limiter = self.rate_limiter
-        self.set_rate(None)  # otherwise the writes would wait for draws
+        self.set_rate(None)  # otherwise the load would wait until items are sampled
         try:
             load_shards(self._members, saves, parts)
         finally:
@@ -528,17 +558,18 @@ class ShardedClient:
         self._members.refresh(all_of_them=True)
 
     def detach(self) -> None:
-        """Detaches from the directory open in this process. The next call opens it again."""
+        """Detaches from the directories open in this process. The next call opens them again."""
         self._begun.clear()
         self._members.leave()
 
     def _ask_face(self) -> dict[str, Any]:
+        """Returns `Shard.face` of the first shard that answers. The result is equal for all."""
         asked = [(one, one.ask("face")) for one in self._members]
         failed: Exception | None = None
         for member, _, message in self._members.answers(asked):
             try:
                 face: dict[str, Any] = opened(message)
-            except Exception as error:  # a shard cannot open its directory
+            except Exception as error:  # the keeper could not create or open its buffer
                 member.lose(f"{type(error).__name__}: {error}")
                 failed = error
             else:
@@ -558,6 +589,7 @@ def require_ratio(limiter: RateLimiter | None) -> None:
     """Raises ValueError if the limiter is a queue."""
     if limiter is not None and limiter.max_times_sampled is not None:
         raise ValueError(
-            "a sharded buffer cannot be a queue (max_times_sampled), because no process knows the "
-            "oldest items of all shards; pass samples_per_insert, min_size or both"
+            "the rate_limiter of a sharded buffer must not have max_times_sampled, because no "
+            "process knows the oldest items of all shards; pass samples_per_insert, min_size or "
+            "both instead"
         )

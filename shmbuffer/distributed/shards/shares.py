@@ -1,14 +1,14 @@
 """Computes how many items each shard draws, and their importance weights.
 
-    counts       multinomial, by the shares of the shards last reported to the learner
-    probability  of item i of shard k:  share_k / sum(shares) * mass_i / mass_of_shard_k
-    correction   c_k = share_k / mass_of_shard_k, divided by the largest of them
+    counts       multinomial, with the shares of the shards that the learner knows
+    probability  of item i in shard k:  share_k / sum(shares) * mass_i / mass_of_shard_k
+    correction   c_k = share_k / mass_of_shard_k, divided by the largest correction
     weight       (mass_i * c_k / min over shards of (least mass_j * c_j)) ** -beta
 
-The mass and the least mass of a shard are read in the locked section in which its items are drawn.
-Therefore the weights match the actual probabilities: an outdated share changes the draws, but a
-weighted mean stays unbiased at ``beta`` 1. With one shard, the correction is 1, and the weights
-are equal to those of its buffer, bit for bit.
+A shard's total mass and its least mass are read in the critical section that draws its items.
+Therefore the weights match the actual probabilities. If a share is outdated, other items are drawn,
+but a weighted mean remains unbiased at ``beta`` 1. With one shard, the correction is 1, and the
+weights equal those of the shard's buffer bit for bit.
 
 Source: Schaul et al., Prioritized Experience Replay, ICLR 2016, section 3.4, with the probability
 of a two-step draw.
@@ -23,15 +23,24 @@ import numpy as np
 
 
 class Weighed(NamedTuple):
-    """Values of a shard on which the weights of a batch depend."""
+    """The values of one shard from which the importance weights of a batch are computed."""
 
-    share: float  # share that determined the shard's part of the batch
-    mass: float  # total mass of the shard's items when its part was drawn
-    least: float  # smallest mass of a single item at that time
+    share: float  # the shard's share when the batch was divided among the shards
+    mass: float  # total mass of the shard's items when its piece was drawn
+    least: float  # smallest mass of an item in the shard when its piece was drawn
 
 
 def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, int]:
-    """Returns how many of ``count`` items each shard draws, by node, without zero counts."""
+    """Divides the items of a batch among the shards at random.
+
+    Args:
+        shares: share of each shard, keyed by node.
+        count: number of items in the batch.
+        key: key of the random number generator.
+
+    Returns:
+        The number of items that each shard draws, keyed by node. Counts of zero are left out.
+    """
     names = [name for name, share in shares.items() if share > 0]
     if len(names) == 1:
         return {names[0]: count}
@@ -42,7 +51,15 @@ def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, in
 
 
 def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float) -> list[float]:
-    """Returns the factor that corrects the weights of each piece, computed within one shard."""
+    """Returns the factor by which the weights of each piece must be multiplied.
+
+    A shard computes the weights of its piece from its own items alone.
+
+    Args:
+        drawn: values of the shards that have drawn a piece.
+        others: values of the other shards that answer and have items.
+        beta: exponent of the weights.
+    """
     known = [*drawn, *others]
     corrections = np.array([one.share / one.mass for one in known])
     corrections /= corrections.max()
@@ -52,7 +69,7 @@ def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float)
 
 
 def effective_size(weights: Iterable[float]) -> float:
-    """Returns how many equally weighted items have the same variance.
+    """Returns the number of equally weighted items whose mean would have the same variance.
 
     Source: Kish, Survey Sampling, 1965.
     """

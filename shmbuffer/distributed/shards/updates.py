@@ -1,4 +1,4 @@
-"""Priority updates for items of several shards, and their results."""
+"""Priority updates for items in several shards, and their results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from shmbuffer.memory.format.array_types import Floats, Ints
 class ShardedUpdate:
     """Numbers of priorities that were applied, stale and lost.
 
-    Priorities for other nodes are sent together with the next draw from these nodes. Reading a
-    number sends them immediately, and waits for the answers up to the timeout of the shards.
+    Priorities for other nodes are sent together with the next draw from these nodes. Reading one of
+    the numbers sends them immediately and waits for the answers, at most ``answer_timeout``
+    seconds.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class ShardedUpdate:
 
     @property
     def applied(self) -> int:
-        """Number of items whose priority was set."""
+        """Number of priorities that were set."""
         return self._settled()[0]
 
     @property
@@ -35,10 +36,11 @@ class ShardedUpdate:
 
     @property
     def lost(self) -> int:
-        """Number of items in shards that did not answer. Their update can be repeated."""
+        """Number of priorities for shards that did not answer. The update can be repeated."""
         return self._settled()[2]
 
     def _settled(self) -> tuple[int, int, int]:
+        """Waits for the results, and returns the numbers applied, stale and lost."""
         sent, self._sent = self._sent, []
         asked: dict[Sent, Member] = {}
         for member, update in sent:
@@ -64,7 +66,17 @@ class ShardedUpdate:
 def sent_to(
     members: Members, shards: Ints, index: Ints, raw: Floats, tickets: Ints | None
 ) -> ShardedUpdate:
-    """Sets priorities, now on this node, and with the next message to each other shard."""
+    """Sets priorities of items in several shards.
+
+    Shards on this node are updated immediately, other shards by the next message to them.
+
+    Args:
+        members: the client's view of the shards.
+        shards: identity of each item's shard, ``[n]``.
+        index: index of each item within its shard, ``[n]`` or ``[n, ndim]``.
+        raw: priority of each item, ``[n]``.
+        tickets: generation of each item, ``[n]``, or None to update without a check.
+    """
     known, sent, lost = members.by_identity(), [], 0
     for number in np.unique(shards).tolist():
         rows = np.flatnonzero(shards == number)

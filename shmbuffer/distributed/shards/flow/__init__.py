@@ -1,1 +1,1 @@
-"""Flow control over all shards, by limits, quotas and credits."""
+"""Flow control over all shards: the ratio of samples to inserts, with quotas and credits."""

@@ -1,19 +1,21 @@
-"""Computes how many items may be written to all shards and drawn from them.
+"""Computes how many items can be written to all shards and drawn from them.
 
-    keepers ──Report──▶ Bank ──BankState, sent to all keepers first──▶ quotas: rooms of rings,
-                                                                       items for learners
+    keepers ──Report──▶ Bank ──BankState, sent to all keepers first──▶ quotas of rings and learners
 
     inserts are granted while   (granted - free) * samples_per_insert - drawn    <=  error_buffer
     samples are granted while   (inserted - free) * samples_per_insert - granted >= -error_buffer
 
 The counts of inserts and draws only grow, so the last report of a shard is a lower bound. A quota
-counts as spent until its holder reports otherwise. Therefore the ratio stays within the error
-buffer even if messages are late or lost, or processes die. The first ``min_size`` inserts are free,
-as in a single buffer.
+counts as spent until its holder reports how much of it was used. Therefore the ratio stays within
+the error buffer even if messages are late or lost, or if processes die. The first ``min_size``
+inserts are free, as in a single buffer.
 
-A bank that restarts reads the reports of the shards, and the state of the previous bank from any of
-them. The state includes the quotas of shards that do not answer. The bank grants a quota only after
-all shards that answer have received the state.
+A quota of a ring is expressed as its *room*: the total number of items that all quotas so far allow
+to be written.
+
+A bank that restarts reads the reports of the shards, and the state of the previous bank from the
+keepers. The state includes the quotas of shards that do not answer, because a bank grants a quota
+only after all keepers that answer have received the state with this quota.
 """
 
 from __future__ import annotations
@@ -30,80 +32,86 @@ from shmbuffer.memory.flow.sides import ALONE_S
 from shmbuffer.memory.format.layout import Alone
 
 LAPSE_S = 2.0
-"""Seconds for which a learner may use a quota, counted from its request."""
+"""Seconds for which a learner can use a quota, counted from the time of its request."""
 
 GONE_S = 3.0
-"""Seconds without a message after which the bank considers a learner's quota expired."""
+"""Seconds without a message from a learner after which the bank treats its quota as expired."""
 
 PEER_S = 60.0
 """Seconds for which a learner counts as a client after its last message."""
 
 
 class Report(NamedTuple):
-    """A keeper's report on its shard. The counts ``used`` and ``drawn`` only grow."""
+    """A keeper's report on its shard. ``used`` and ``drawn`` only grow."""
 
     room: int  # total number of items that all quotas so far allow to be written
-    used: int  # number of these items that were written
-    drawn: int  # total number of items that were drawn
-    pending: int = 0  # number of items that are being written and are not in ``used`` yet
-    length: int = 0
-    capacity: int = 0
+    used: int  # number of these items that have been written
+    drawn: int  # total number of items that have been drawn
+    pending: int = 0  # number of items that are being written, and are not in ``used`` yet
+    length: int = 0  # number of items in the shard
+    capacity: int = 0  # maximum number of items in the shard
     wanted: int = 0  # number of items in the largest waiting write
-    has_writers: bool = False
+    has_writers: bool = False  # True if any client writes to the shard
 
     @property
     def left(self) -> int:
-        """Returns the number of items in the quota whose write has not started."""
+        """Number of items that the quota allows and whose write has not started."""
         return max(0, self.room - self.used - self.pending)
 
     @property
     def need(self) -> int:
-        """Returns the room that the largest waiting write needs, or 0 if no write waits."""
+        """The room that the largest waiting write needs, or 0 if the quota suffices."""
         return self.used + self.pending + self.wanted if self.wanted > self.left else 0
 
 
 class BankState(NamedTuple):
-    """The state for the next bank. A bank sends it to all keepers before it grants a quota."""
+    """The state from which the next bank continues. All keepers receive it before a quota."""
 
-    bank: int
-    turn: int
+    bank: int  # number of the bank; a later bank has a higher number
+    turn: int  # number of the state; a later state has a higher number
     setting: int  # number of the current ratio, to which each learner's quota belongs
     limiter: RateLimiter | None
-    free: int  # number of inserts that do not count
-    passed: int  # number of samples that do not count
+    free: int  # number of inserts that do not count for the ratio
+    passed: int  # number of samples that do not count for the ratio
     samples: int  # number of items granted to learners since the ratio took effect
     began: Mapping[str, Report]  # report of each shard when the ratio took effect
-    heard: Mapping[str, Report]  # last report of each shard, with the largest room it may have
+    heard: Mapping[str, Report]  # last report of each shard, with the largest room it can have
 
 
 @dataclass
 class Learner:
     """A learner's quota of items to draw."""
 
-    granted: int
-    spent: int
-    heard: float
-    wanted: int = 0
+    granted: int  # total number of items granted to the learner under the current ratio
+    spent: int  # number of these items that the learner has drawn
+    heard: float  # time of the learner's last message
+    wanted: int = 0  # number of further items for which the learner waits
 
 
 @dataclass
 class Bank:
-    """Calculates the quotas. The caller passes the current times and sends the messages."""
+    """Computes the quotas. The caller passes the current time and sends the messages."""
 
     state: BankState
     learners: dict[str, Learner] = field(default_factory=dict)
-    grants_from: float = 0.0  # until this time learners may use quotas of an earlier bank
+    grants_from: float = 0.0  # before this time, learners may still use quotas of an earlier bank
     _samples: int = 0  # items granted to learners, or drawn, since the ratio took effect
-    _told: int = 0  # ``samples`` of the state that all keepers have received
+    _told: int = 0  # ``samples`` in the last state that all keepers have received
     _waits: list[str] = field(default_factory=list)  # shards with waiting writers, oldest first
-    _alone: dict[str, float] = field(default_factory=dict)  # sides without clients, and since when
-    _snapshot: tuple[int, int] = 0, 0  # samples, and how many of them live learners had left
+    _alone: dict[str, float] = field(default_factory=dict)  # since when each side has no clients
+    _snapshot: tuple[int, int] = 0, 0  # ``samples``, and the part that live learners had not drawn
 
     # -- settings ------------------------------------------------------------------------------
 
     @classmethod
     def new(cls, number: int, found: BankState | None, now: float) -> Bank:
-        """Creates a bank that continues from the newest state that a keeper has received."""
+        """Creates a bank.
+
+        Args:
+            number: number of the bank.
+            found: newest state that a keeper has received from an earlier bank, or None.
+            now: current time in seconds.
+        """
         if found is None:
             return cls(BankState(number, 0, 0, None, 0, 0, 0, {}, {}))
         return cls(found._replace(bank=number), {}, now + GONE_S, found.samples)
@@ -115,16 +123,24 @@ class Bank:
 
     @property
     def ratio(self) -> float | None:
-        """Samples per insert, or None if no quotas are needed."""
+        """Required samples per insert, or None if quotas are not needed."""
         return None if self.limiter is None else self.limiter.samples_per_insert
 
     @property
     def key(self) -> tuple[int, int]:
-        """The numbers of the bank and of the setting to which learners' quotas belong."""
+        """Numbers of the bank and of the setting. A learner's quota is valid only for this key."""
         return self.state.bank, self.state.setting
 
     def set(self, limiter: RateLimiter | None, reports: Mapping[str, Report], now: float) -> None:
-        """Sets a limiter, whose ratio counts from now on, after the learners' quotas expire."""
+        """Sets a limiter, and starts to count for its ratio.
+
+        Learners get no new quotas until their old quotas have expired.
+
+        Args:
+            limiter: the new limiter, or None.
+            reports: current reports of the shards.
+            now: current time in seconds.
+        """
         there = sum(one.length for one in reports.values())
         free = 0 if limiter is None else max(0, limiter.min_size - there)
         old = self.state
@@ -141,19 +157,27 @@ class Bank:
     # -- reports ---------------------------------------------------------------------------------
 
     def ask(self, now: float) -> None:
-        """Records that reports are requested now. Later messages of learners are newer."""
+        """Records the grants at the time at which the caller requests reports from the shards.
+
+        Later grants are not reflected in these reports.
+        """
         self.learners = {k: one for k, one in self.learners.items() if now - one.heard <= PEER_S}
         self._snapshot = (
             self._samples,
             sum(
                 max(0, one.granted - one.spent)
                 for one in self.learners.values()
-                if now - one.heard <= GONE_S  # otherwise expired: the shards report its draws
+                if now - one.heard <= GONE_S  # an expired quota is not used any more
             ),
         )
 
     def hear(self, reports: Mapping[str, Report], now: float) -> None:
-        """Records the reports of the shards that answer, which have applied the last orders."""
+        """Records reports of the shards that have answered and have carried out the last orders.
+
+        Args:
+            reports: report of each shard.
+            now: current time in seconds.
+        """
         if self.ratio is None:
             return
         known, began = dict(self.state.heard), dict(self.state.began)
@@ -174,12 +198,16 @@ class Bank:
         self._waits = [*first, *sorted(waiting - set(first))]
 
     def _settle(self) -> None:
-        """Reduces the granted samples, because all shards have reported their draws."""
+        """Reduces the number of granted samples to what was drawn or can still be drawn.
+
+        Called when all shards have reported their draws.
+        """
         before, granted = self._snapshot
         since = self._samples - before
         self._samples = max(self.drawn, min(self._samples, self.drawn + granted + since))
 
     def _note_sides(self, reports: Mapping[str, Report], now: float) -> None:
+        """Records since when there are no writers, or no learners."""
         sides = {
             "inserts": not reports or any(one.has_writers for one in reports.values()),
             "samples": bool(self.learners),
@@ -191,44 +219,50 @@ class Bank:
                 self._alone.setdefault(side, now)
 
     def is_left(self, side: str, now: float) -> bool:
-        """True if one side, the writers or the learners, has had no clients for some time."""
+        """True if there have been no writers, or no learners, for `ALONE_S` seconds.
+
+        Args:
+            side: "inserts" for the writers, or "samples" for the learners.
+            now: current time in seconds.
+        """
         return now - self._alone.get(side, now) >= ALONE_S
 
     # -- the numbers -----------------------------------------------------------------------------
 
     @property
     def inserted(self) -> int:
-        """Returns a lower bound on the number of items written since the ratio took effect."""
+        """Lower bound on the number of items written since the ratio took effect."""
         return self._sum(self.state.heard, "used") - self._sum(self.state.began, "used")
 
     @property
     def granted(self) -> int:
-        """Returns an upper bound on the number of items written since the ratio took effect."""
+        """Upper bound on the number of items written since the ratio took effect."""
         return self._sum(self.state.heard, "room") - self._sum(self.state.began, "used")
 
     @property
     def drawn(self) -> int:
-        """Returns a lower bound on the number of items drawn since the ratio took effect."""
+        """Lower bound on the number of items drawn since the ratio took effect."""
         return self._sum(self.state.heard, "drawn") - self._sum(self.state.began, "drawn")
 
     @property
     def samples(self) -> int:
-        """Returns an upper bound on the number of items drawn since the ratio took effect."""
+        """Upper bound on the number of items drawn since the ratio took effect."""
         return self._samples
 
     @staticmethod
     def _sum(reports: Mapping[str, Report], name: str) -> int:
+        """Returns the sum of the field ``name`` over all reports."""
         return sum(getattr(one, name) for one in reports.values())
 
     def _inserts_left(self) -> int:
-        """Returns the number of items that can be granted to writers."""
+        """Returns the number of items that can be granted to writers now."""
         assert self.limiter is not None
         assert self.ratio is not None
         drawn = self.drawn - self.state.passed + self.limiter.tolerance + ROUNDING
         return self.state.free + math.floor(drawn / self.ratio) - self.granted
 
     def _samples_left(self) -> int:
-        """Returns the number of items that can be granted to learners."""
+        """Returns the number of items that can be granted to learners now."""
         assert self.limiter is not None
         assert self.ratio is not None
         done = (self.inserted - self.state.free) * self.ratio
@@ -238,7 +272,16 @@ class Bank:
     # -- quotas of writers -----------------------------------------------------------------------
 
     def plan(self, living: Mapping[str, Report], now: float) -> dict[str, int]:
-        """Returns the new room of each shard. A decrease takes effect once the shard reports it."""
+        """Computes the new quota of each ring.
+
+        Args:
+            living: last reports of the shards that answer.
+            now: current time in seconds.
+
+        Returns:
+            The new room of each shard whose room changes. A decrease counts once the shard has
+            reported it.
+        """
         if self.ratio is None:
             return {}
         heard = self.state.heard
@@ -256,7 +299,15 @@ class Bank:
         return {shard: room for shard, room in rooms.items() if room != living[shard].room}
 
     def _serve(self, rooms: dict[str, int], living: Mapping[str, Report], now: float) -> None:
-        """Grants items to shards with waiting writers, longest wait first, then to low shards."""
+        """Grants items to shards with waiting writers, longest wait first, then to other shards.
+
+        A shard without waiting writers gets items in advance if most of its quota is used.
+
+        Args:
+            rooms: room of each shard, which is updated in place.
+            living: last reports of the shards that answer.
+            now: current time in seconds.
+        """
         assert self.limiter is not None
         assert self.ratio is not None
         left, short = self._inserts_left(), self._short_of_items(living)
@@ -269,7 +320,7 @@ class Bank:
                 short -= more
             elif self._passes("samples", now):
                 self.state = self.state._replace(free=self.state.free + more)
-            else:  # this shard is next, so idle quotas of the other shards are recalled
+            else:  # the next grant is for this shard, so other shards return their idle quotas
                 idle = {k: r for k, r in living.items() if k not in self._waits and r.left}
                 if sum(one.left for one in idle.values()) + left >= more:
                     rooms.update({k: r.used + r.pending for k, r in idle.items()})
@@ -286,16 +337,20 @@ class Bank:
                 left, idle_now = left - more, idle_now + more
 
     def _short_of_items(self, living: Mapping[str, Report]) -> int:
-        """Returns how many items are still missing before the first draw, at any ratio."""
+        """Returns how many items are still missing to ``min_size``, which blocks all draws.
+
+        The result is not positive if enough items are present or granted.
+        """
         assert self.limiter is not None
         if sum(one.capacity for one in living.values()) < self.limiter.min_size:
-            return 0  # a shard is missing, so there is no space for these items
+            return 0  # shards are missing, and the others have too little space for the items
         there = sum(
             min(one.capacity, one.length + one.left + one.pending) for one in living.values()
         )
         return self.limiter.min_size - there
 
     def _passes(self, side: str, now: float) -> bool:
+        """True if the ratio is suspended because there are no writers, or no learners."""
         assert self.limiter is not None
         return self.limiter.alone == Alone.PASS and self.is_left(side, now)
 
@@ -303,42 +358,52 @@ class Bank:
 
     @property
     def is_waited_for(self) -> bool:
-        """True if a writer or a learner is waiting for a quota."""
+        """True if a writer or a learner waits for a quota."""
         return bool(self._waits) or any(one.wanted for one in self.learners.values())
 
     def confirm(self, state: BankState) -> None:
-        """Records that all keepers that answer have received this state."""
+        """Records that all keepers that answer have received ``state``."""
         if state.setting == self.state.setting:
             self._told = state.samples
 
     def _reserve(self) -> int:
-        """Returns the number of items to reserve for learners until the next state is sent."""
+        """Returns the number of items to reserve in the next state for requests of learners."""
         assert self.limiter is not None
         wanted = sum(one.wanted for one in self.learners.values())
         return max(0, min(self._samples_left(), wanted + int(self.limiter.tolerance / 2)))
 
     def grant(self, name: str, granted: int, spent: int, wanted: int, now: float) -> int:
-        """Grants items to a learner, and returns the total of its quotas under this `key`.
+        """Grants items to a learner.
 
-        ``granted`` is the total that the learner received last, and ``spent`` is the number of
-        items that it has drawn. Raises RateLimitError if ``wanted`` is too large for one draw, or
-        if there is no writer and ``when_no_peer`` is "error".
+        Args:
+            name: name of the learner.
+            granted: total number of items granted to the learner, as far as the learner knows.
+            spent: number of these items that the learner has drawn.
+            wanted: number of items that the learner wants to draw next. 0 only reports ``spent``.
+            now: current time in seconds.
+
+        Returns:
+            The total number of items granted to the learner under the current `key`.
+
+        Raises:
+            RateLimitError: ``wanted`` is too large for one draw, or there is no writer and
+                ``when_no_peer`` is "error".
         """
         limiter = self.limiter
         assert limiter is not None
         one = self.learners.setdefault(name, Learner(spent, spent, now))
         if now - one.heard > GONE_S:  # the quota has expired
             one.granted = spent
-        over = max(0, spent - one.granted)  # drawn again because a shard has died
-        one.granted = max(spent, min(one.granted, granted))  # smaller if an answer was lost
+        over = max(0, spent - one.granted)  # items that were drawn again because a shard died
+        one.granted = max(spent, min(one.granted, granted))  # an answer may have been lost
         one.spent, one.heard = spent, now
         self._samples += over
         need = one.wanted = max(0, spent + wanted - one.granted)
         if wanted > 2 * limiter.tolerance:
             one.wanted = 0
             raise RateLimitError(
-                f"to sample {wanted:,} items at once, the error buffer, {limiter.tolerance:g}, "
-                f"must be at least {wanted / 2:g}",
+                f"the error_buffer of the rate limiter must be at least {wanted / 2:g} to sample "
+                f"{wanted:,} items in one call, got {limiter.tolerance:g}",
                 pids=[],
             )
         if need and limiter.alone == Alone.ERROR and self.is_left("inserts", now):
@@ -359,6 +424,6 @@ class Bank:
 
 
 def latest(states: Iterable[BankState | None]) -> BankState | None:
-    """Returns the newest state, or None if there is no state."""
+    """Returns the newest of several states, or None if all of them are None."""
     found = [one for one in states if one is not None]
     return max(found, key=lambda one: (one.bank, one.turn), default=None)

@@ -1,9 +1,9 @@
-"""Flow control in a learner: the items that the learner may draw.
+"""Flow control in a learner, which may only draw as many items as the shard map has granted.
 
 The learner requests a quota of items from the shard map, draws them without further messages, and
-requests more before the quota is used up. A quota expires `LAPSE_S` seconds after the request, so
-that the items of a dead learner are granted to other learners. Without a limiter, the learner
-occasionally asks the map whether a limiter has been set.
+requests more before the quota is used up. A quota expires `LAPSE_S` seconds after its request, so
+that items granted to a learner that died can be granted to other learners. Without a limiter, the
+learner asks the map every `PROBE_S` seconds whether a limiter has been set.
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from shmbuffer.errors import RateLimitTimeout
 from shmbuffer.memory import RateLimiter
 
 POLL_S = 0.01
-"""Seconds between two checks while a call to sample waits."""
+"""Seconds between two checks while `spend` waits."""
 
 
 class Credits:
-    """The quota of items that one handle may draw."""
+    """The quota of items that one handle can draw.
+
+    Args:
+        ray: the module ``ray``.
+        members: the client's view of the shards.
+        where: description of the buffer, for messages.
+    """
 
     def __init__(self, ray: Any, members: Members, where: str) -> None:
         self._ray, self._members, self._where = ray, members, where
@@ -33,7 +39,7 @@ class Credits:
         self._key = (-1, -1)
         self._granted = self._spent = 0
         self._limiter: RateLimiter | None = None
-        self._text = "the map of the shards does not answer"
+        self._text = "the shard map does not answer"
         self._ends = 0.0
         self._known = False  # True once the map has answered
         self._asked: Any = None
@@ -45,11 +51,21 @@ class Credits:
         return self._limiter
 
     def forget(self) -> None:
-        """Discards the quota after a change of the limiter. The next draw asks the map."""
+        """Discards the quota, because the limiter has changed. The next draw requests another."""
         self._known, self._asked, self._ends = False, None, 0.0
 
     def spend(self, count: int, min_size: int, timeout: float | None) -> None:
-        """Waits until ``count`` items may be drawn, and records them as drawn."""
+        """Waits until ``count`` items can be drawn, and records them as drawn.
+
+        Args:
+            count: number of items.
+            min_size: number of items that the shards must contain.
+            timeout: maximum time to wait in seconds, or None.
+
+        Raises:
+            RateLimitTimeout: the items cannot be drawn within ``timeout``.
+            RateLimitError: the rate limiter can never allow the draw.
+        """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             text = self._refused(count, min_size, end)
@@ -67,18 +83,27 @@ class Credits:
             time.sleep(POLL_S)
 
     def spend_now(self, count: int) -> bool:
-        """Records ``count`` items as drawn. Returns False if this would have to wait."""
+        """Records ``count`` items as drawn, if this is possible without waiting.
+
+        Returns False if the items cannot be drawn now.
+        """
         self._hear()
         may = self._may(count)
         self._spent += count if may else 0
         return may
 
     def spend_more(self, count: int) -> None:
-        """Records items that are drawn again because a shard died. This may exceed the quota."""
+        """Records items that are drawn again because a shard died. The quota can be exceeded."""
         self._spent += count
 
     def _refused(self, count: int, min_size: int, end: float | None) -> str:
-        """Returns the reason why ``count`` items may not be drawn now, or "" if they may."""
+        """Returns the reason why ``count`` items cannot be drawn now, or "" if they can.
+
+        Args:
+            count: number of items.
+            min_size: number of items that the shards must contain.
+            end: time at which the caller gives up, or None.
+        """
         self._hear()
         if not self._may(count) or not self._known:
             self._ask(count)
@@ -92,16 +117,17 @@ class Credits:
             self._members.refresh(all_of_them=bool(min_size))
             there = sum(one.totals.length for one in self._members.living())
             if there < least:
-                return f"{there:,} of {least:,} items are there"
+                return f"the shards have {there:,} items, but {least:,} are needed"
         return "" if self._may(count) else self._text
 
     def _may(self, count: int) -> bool:
+        """True if the quota allows ``count`` items to be drawn now."""
         if self._limiter is None or self._limiter.samples_per_insert is None:
             return self._known
         return self._spent + count <= self._granted and time.monotonic() < self._ends
 
     def _ask(self, count: int) -> None:
-        """Sends the map a request, unless a request is pending."""
+        """Requests a quota for ``count`` more items from the map, unless a request is pending."""
         if self._asked is None:
             self._asked_at = time.monotonic()
             self._asked = self._members.send_map(
@@ -109,7 +135,11 @@ class Credits:
             )
 
     def _hear(self, timeout: float = 0.0) -> None:
-        """Reads an answer that has arrived, and sends the next request if one is due."""
+        """Reads the map's answer if it has arrived, and sends a request if none was sent recently.
+
+        Args:
+            timeout: maximum time in seconds to wait for the answer.
+        """
         if self._asked is None and time.monotonic() - self._asked_at > PROBE_S:
             self._ask(0)
         ray, asked = self._ray, self._asked
@@ -131,6 +161,7 @@ class Credits:
             self._take(lent)
 
     def _take(self, lent: Lent) -> None:
+        """Records a quota that the map has granted."""
         if lent.key != self._key:
             self._key, self._spent = lent.key, 0
         self._granted, self._limiter = lent.granted, lent.limiter

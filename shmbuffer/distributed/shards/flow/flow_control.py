@@ -1,12 +1,12 @@
 """Flow control in the map: a loop over the keepers.
 
-    every 20 ms, or 5 ms while a client waits
+    every 20 ms, or every 5 ms while a client waits
         ask      send the state and the last orders to the keepers, which report on their shards
-        plan     `Bank` computes the rooms of the quotas
-        tell     send the state with these rooms to the keepers; the next round orders them
+        plan     `Bank` computes the quotas of the rings
+        tell     send the state with these quotas to the keepers; the next round orders them
 
-A late keeper is left out until it has answered. No state of this module outlives the map: the next
-map reads the state from the keepers.
+A keeper that does not answer in time is left out until it has answered. This module stores no state
+that the next map needs: that map reads the state from the keepers.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from shmbuffer.errors import RateLimitError
 from shmbuffer.memory import RateLimiter
 
 ANSWER_S = 0.2
-"""Seconds that a round waits for a keeper."""
+"""Maximum time in seconds that a round waits for the answers of the keepers."""
 
 START_S = 30.0
-"""Seconds that the map waits at its start for keepers that are being started."""
+"""Maximum time in seconds that a new map waits for the keepers to start."""
 
 SETTLE_S = 5.0
-"""Seconds that a new setting waits for keepers that do not answer."""
+"""Maximum time in seconds that a new setting or a pause waits for the keepers."""
 
 HOLD_S = 10.0
-"""Seconds that a gate stays closed without a message from its holder."""
+"""Seconds after which a pause of all writers ends, unless it is renewed."""
 
 _PACE_S, _HURRY_S, _IDLE_S = 0.02, 0.005, 0.2
 
@@ -41,23 +41,26 @@ _log = logging.getLogger(__name__)
 
 
 class Lent(NamedTuple):
-    """An answer to a learner."""
+    """A quota, as sent to a learner."""
 
-    key: tuple[int, int]
-    granted: int
+    key: tuple[int, int]  # the bank and the setting for which the quota is valid
+    granted: int  # total number of items granted to the learner under this key
     limiter: RateLimiter | None
-    text: str  # description of both sides, for messages
+    text: str  # description of the current ratio, for messages
 
 
 class FlowControl:
-    """Runs flow control over all shards, in the map."""
+    """Runs flow control over all shards, in the map's process.
+
+    Writers are paused by a *gate*: while it is closed, no quota allows a write.
+    """
 
     def __init__(
         self,
-        ray: Any,
-        keepers: Callable[[], dict[str, Any]],  # by node
-        limiter: RateLimiter | None,  # used if the keepers have no limiter
-        where: str,  # the buffer's name, for messages
+        ray: Any,  # the module ``ray``
+        keepers: Callable[[], dict[str, Any]],  # returns the keepers, keyed by node
+        limiter: RateLimiter | None,  # limiter of a new buffer, whose keepers have no state yet
+        where: str,  # description of the buffer, for messages
     ) -> None:
         self._ray, self._keepers, self._first, self._where = ray, keepers, limiter, where
         self._bank: Bank | None = None
@@ -67,7 +70,7 @@ class FlowControl:
         self._late: dict[str, Any] = {}
         self._opened: set[tuple[str, Any]] = set()  # (node, keeper) of shards without a quota
         self._orders: dict[str, int] = {}
-        self._shards: dict[str, str] = {}  # shards by node
+        self._shards: dict[str, str] = {}  # shard (`KeeperReply.shard`) of each node
         self._answering: set[str] = set()  # shards that answered in the last round
         self._hold: tuple[str, float] | None = None
         self._ended = threading.Event()
@@ -86,9 +89,9 @@ class FlowControl:
         return None if self._bank is None else self._bank.limiter
 
     def set_rate(self, limiter: RateLimiter | None) -> None:
-        """Sets a limiter, whose ratio counts from now on.
+        """Sets a limiter, and starts to count for its ratio.
 
-        Raises ValueError if ``min_size`` is too large.
+        Raises ValueError if ``min_size`` is larger than the capacity of the shards that answer.
         """
         self._ready.wait(START_S)
         with self._talking:
@@ -97,9 +100,8 @@ class FlowControl:
             room = sum(one.report.capacity for one in found.values())
             if limiter is not None and limiter.min_size > room:
                 raise ValueError(
-                    f"{self._where}: min_size is {limiter.min_size:,}, but the shards have a "
-                    f"capacity of {room:,} items, so nothing could ever be sampled; use a smaller "
-                    "min_size"
+                    f"{self._where}: min_size must be at most {room:,}, the capacity of all "
+                    f"shards, got {limiter.min_size:,}; otherwise nothing could ever be sampled"
                 )
             with self._state:
                 assert self._bank is not None
@@ -111,7 +113,11 @@ class FlowControl:
     def grant(
         self, name: str, key: tuple[int, int], granted: int, spent: int, wanted: int
     ) -> Lent | RateLimitError | None:
-        """Grants items to a learner; see `Bank.grant`. Returns None until the keepers answer."""
+        """Grants items to a learner; see `Bank.grant`.
+
+        Returns:
+            The quota, an error that the learner has to raise, or None until the keepers answer.
+        """
         with self._state:
             bank = self._bank
             if bank is None:
@@ -127,7 +133,14 @@ class FlowControl:
             return Lent(bank.key, more, bank.limiter, self._text(bank))
 
     def hold(self, token: str) -> str:
-        """Closes the gate, which stops all writes. Returns "", or the reason for a failure."""
+        """Closes the gate, and waits until no write is in progress.
+
+        Args:
+            token: identifies the pause in `renew` and `release`.
+
+        Returns:
+            "", or the reason why the gate could not be closed.
+        """
         self._ready.wait(START_S)
         with self._state:
             if self._is_held() and self._hold is not None and self._hold[0] != token:
@@ -151,7 +164,7 @@ class FlowControl:
             time.sleep(_HURRY_S)
 
     def renew(self, token: str) -> bool:
-        """Extends the time that the gate stays closed. Returns False if the gate is open."""
+        """Extends the pause by `HOLD_S` seconds. Returns False if the pause has ended."""
         with self._state:
             mine = self._is_held() and self._hold is not None and self._hold[0] == token
             if mine:
@@ -159,7 +172,7 @@ class FlowControl:
             return mine
 
     def release(self, token: str) -> bool:
-        """Opens the gate. Returns False if the gate was already open."""
+        """Opens the gate. Returns False if the pause had already ended."""
         mine = self.renew(token)
         if mine:
             with self._state:
@@ -169,6 +182,7 @@ class FlowControl:
     # -- the loop --------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        """Runs rounds until `end` is called."""
         began = time.monotonic()
         while not self._ended.is_set():
             pace = _IDLE_S
@@ -184,6 +198,7 @@ class FlowControl:
             self._ended.wait(pace)
 
     def _pace(self) -> float:
+        """Returns the number of seconds until the next round."""
         bank = self._bank
         if bank is None:
             return _PACE_S
@@ -193,7 +208,11 @@ class FlowControl:
             return _HURRY_S if self._orders or bank.is_waited_for else _PACE_S
 
     def _start(self, *, patient: bool) -> None:
-        """Reads the state from the keepers."""
+        """Creates the bank from the newest state that a keeper has.
+
+        Args:
+            patient: if True, does nothing unless all keepers answer.
+        """
         found = self._ask(LOOK, ANSWER_S)
         if patient and (self._late or not found):
             return
@@ -212,10 +231,15 @@ class FlowControl:
             self._ready.set()
 
     def _is_held(self) -> bool:
+        """True if the gate is closed."""
         return self._hold is not None and time.monotonic() < self._hold[1]
 
     def _round(self) -> dict[str, KeeperReply]:
-        """Runs one round: ask, plan, tell. Returns the answers of the keepers."""
+        """Runs one round: ask, plan, tell.
+
+        Returns:
+            The answers to the first message of the round, keyed by node.
+        """
         bank = self._bank
         assert bank is not None
         with self._state:
@@ -258,7 +282,13 @@ class FlowControl:
     def _ask(
         self, order: str, timeout: float, skip: set[tuple[str, Any]] | None = None
     ) -> dict[str, KeeperReply]:
-        """Sends each keeper the state with the order, or with the room planned for its shard."""
+        """Sends each keeper the state of the bank with an order, and returns the answers by node.
+
+        Args:
+            order: the order. KEEP is replaced by the quota that was planned for the shard, if any.
+            timeout: maximum time to wait for the answers, in seconds.
+            skip: (node, keeper) of keepers that get no message.
+        """
         ray, bank = self._ray, self._bank
         state = None if bank is None or not bank.state.setting else bank.state
         sent: dict[Any, str] = {}
@@ -289,6 +319,7 @@ class FlowControl:
         return found
 
     def _text(self, bank: Bank) -> str:
+        """Returns a description of the ratio and of the quotas, for messages."""
         inserted, drawn = bank.inserted - bank.state.free, bank.drawn
         seen = f"{drawn / inserted:.3g} seen" if inserted > 0 else "none yet"
         away = sorted(
@@ -303,4 +334,5 @@ class FlowControl:
 
 
 def _reports(found: dict[str, KeeperReply]) -> dict[str, Report]:
+    """Returns the report of each shard in the answers of the keepers."""
     return {one.shard: one.report for one in found.values()}

@@ -1,7 +1,8 @@
 """Flow control in a keeper, which sets the quota of its ring and reports on its shard.
 
-The quota is in the ring: writers in memory wait for it there, and it outlives all processes. The
-keeper only stores the state of the bank, so that the next bank can continue from it.
+The quota is stored in the control file of the ring. Writers on the node wait for it there, and it
+remains if all processes die. The keeper itself only stores the state of the bank, so that the next
+bank can continue from this state.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ from shmbuffer.storages.ring_backed import RingBacked
 LOOK, KEEP, OPEN, HOLD = "look", "keep", "open", "hold"
 """Orders to a keeper.
 
-LOOK changes nothing. KEEP sets a quota, which is initially zero. OPEN removes the quota. HOLD stops
-all further writes. A number is an order to set the room to this value.
+LOOK only requests a report. KEEP keeps the quota of the ring, and sets a quota of zero if there is
+none. OPEN removes the quota. HOLD lowers the quota so that no further write can start. An integer
+sets the room of the quota; see bank.py.
 """
-_RECENT_S = 60.0  # seconds for which a writer through Ray counts as a client after its last write
-_WAITS_S = 1.0  # seconds for which a writer through Ray counts as waiting after a refused write
+_RECENT_S = 60.0  # seconds for which a client that writes through Ray counts as a writer
+_WAITS_S = 1.0  # seconds for which a client that writes through Ray counts as waiting if refused
 
 
 class KeeperReply(NamedTuple):
-    """A keeper's answer."""
+    """A keeper's answer to an order."""
 
-    bank: int  # number of the newest bank; the keeper ignores all others
+    bank: int  # number of the newest bank known to the keeper, which ignores orders of other banks
     state: BankState | None  # the last state that the keeper received
-    shard: str  # node and UUID of the keeper's directory
+    shard: str  # node, and UUID of the keeper's directory
     report: Report
-    holds: bool  # True if no write is allowed or in progress
+    holds: bool  # True if no write is allowed and none is in progress
 
 
 class Vault:
@@ -51,7 +53,14 @@ class Vault:
     def obey(
         self, buffer: ReplayBuffer, bank: int, state: BankState | None, order: str | int
     ) -> KeeperReply:
-        """Stores the state of a bank, follows its order, and reports on the shard."""
+        """Stores the state of a bank, carries out its order, and reports on the shard.
+
+        Args:
+            buffer: the shard's buffer.
+            bank: number of the bank. The state and the order of an older bank are ignored.
+            state: state of the bank, or None if the bank has none.
+            order: LOOK, KEEP, OPEN, HOLD, or the new room.
+        """
         engine = shareable(buffer.storage, "a shard needs")
         if bank >= self._bank:
             self._bank = bank
@@ -66,7 +75,10 @@ class Vault:
         return KeeperReply(self._bank, self._state, shard, report, holds)
 
     def note_refusal(self, buffer: ReplayBuffer) -> None:
-        """Records that a write through Ray lacked a quota. The writer will try again."""
+        """Records that a write through Ray was refused, if it lacked a quota.
+
+        The client repeats the write, so it counts as a waiting writer in the meantime.
+        """
         storage = buffer.storage
         engine = storage.open_engine if isinstance(storage, RingBacked) else None
         native = None if engine is None else engine.seat.native
@@ -74,6 +86,7 @@ class Vault:
             self._wanted, self._wanted_at = int(native.needed), time.monotonic()
 
     def _order(self, engine: Engine, order: str | int) -> None:
+        """Carries out an order."""
         quota = quota_of(engine.seat.control.runtime[0])
         if isinstance(order, int):
             if quota is None or quota[0] != order:
@@ -84,6 +97,7 @@ class Vault:
             engine.set_limiter(Quota(0 if quota is None else min(quota)))
 
     def _report(self, engine: Engine) -> Report:
+        """Returns a report on the shard."""
         ring, seat = engine.ring(), engine.seat
         if ring is None:
             runtime, entries, width = seat.control.runtime[0], seat.control.entries, 1
@@ -114,6 +128,6 @@ class Vault:
 
 
 def has_quota(buffer: ReplayBuffer) -> bool:
-    """True if writes to the shard may have to wait for a quota."""
+    """True if writes to the shard wait for a quota."""
     engine: Any = getattr(buffer.storage, "open_engine", None)
     return engine is not None and quota_of(engine.seat.control.runtime[0]) is not None
