@@ -1,13 +1,13 @@
-"""An ensemble of buffers, in whose samples each row comes from one buffer.
+"""An ensemble of buffers. Each row of a sample comes from one of the buffers.
 
     ensemble[i].extend(data)  ──▶  buffer i
 
-    ensemble.sample()  ──▶  sampler: which buffers, and their items
-                       ──▶  each buffer: rows, its collate_fn, its transform
+    ensemble.sample()  ──▶  sampler: chooses the buffers, and items in them
+                       ──▶  each buffer: reads a row, calls its collate_fn and its transform
                        ──▶  collate_fn of the list of rows, transform  ──▶  [rows, batch / rows]
 
-Each buffer reads and validates its rows as it does for its own samples, so shared items are never
-torn.
+Each buffer reads and validates its rows in the same way as for its own samples, so a sample never
+contains torn items.
 """
 
 from __future__ import annotations
@@ -60,28 +60,30 @@ class ReplayBufferEnsemble(JointBuffer):
     priorities to `update_tensordict_priority`.
 
     Items are written to the individual buffers: ``ensemble[i].extend(data)``. ``ensemble[i]``
-    returns a buffer, ``ensemble[:, index]`` reads from all of them, and any other index returns an
+    returns a buffer, ``ensemble[:, index]`` reads from all buffers, and any other index returns an
     ensemble of the selected buffers. The length is the number of buffers; ``stats()`` counts items.
-    An ensemble can be pickled if its buffers can. It is registered as a `ReplayBuffer`. Methods
-    that only a single buffer supports, such as ``reserve``, raise TypeError.
+    An ensemble can be pickled if its buffers can be pickled. The class is registered as a
+    `ReplayBuffer`. Methods that only a single buffer supports, such as ``reserve``, raise
+    TypeError.
 
     Args:
         *rbs: the buffers.
         storages: storages to create buffers from, together with ``samplers`` and ``writers``,
             instead of ``rbs``.
-        samplers: one sampler for each storage. If it is a `SamplerEnsemble`, ``p``,
-            ``sample_from_all`` and ``num_buffer_sampled`` may already be set.
+        samplers: one sampler for each storage. ``p``, ``sample_from_all`` and
+            ``num_buffer_sampled`` can be set in this `SamplerEnsemble`.
         writers: one writer for each storage.
         transform: transform that is called with every sample, after the transforms of the buffers.
         batch_size: number of items per sample, over all buffers.
         collate_fn: function that is called with the list of the buffers' rows. None stacks them.
-        collate_fns: one function per buffer that replaces the buffer's own. None keeps its own.
+        collate_fns: one ``collate_fn`` per buffer, which replaces the buffer's own. None instead of
+            a function keeps the buffer's own.
         p: see `SamplerEnsemble`.
         sample_from_all: see `SamplerEnsemble`.
         num_buffer_sampled: see `SamplerEnsemble`.
-        routing_key: entry of the data with the number of the buffer for each item. It enables
-            ``ensemble.extend(data)``.
-        routing_dim: dimension of the data with one entry per buffer, as an alternative to
+        routing_key: key of an entry of the data that contains the number of the buffer for each
+            item. With this argument, ``ensemble.extend(data)`` writes to the selected buffers.
+        routing_dim: dimension of the data that has one entry per buffer, as an alternative to
             ``routing_key``.
         generator: random generator for the choice of buffers and for all draws. None leaves the
             generators of the buffers unchanged.
@@ -89,11 +91,11 @@ class ReplayBufferEnsemble(JointBuffer):
         **kwargs: see `ReplayBuffer`.
 
     Raises:
-        RuntimeError: both buffers and parts were given.
-        TypeError: neither was given, or an argument is not a buffer.
+        RuntimeError: both buffers and storages, samplers or writers were passed.
+        TypeError: neither was passed, or an argument is not a buffer.
         NotImplementedError: the ensemble or one of the buffers has a ``sample_unit``.
-        ValueError: the numbers of parts differ, or both ``routing_key`` and ``routing_dim`` were
-            given.
+        ValueError: the numbers of storages, samplers and writers differ, or both ``routing_key``
+            and ``routing_dim`` were passed.
 
     Example:
         >>> import torch
@@ -152,14 +154,14 @@ class ReplayBufferEnsemble(JointBuffer):
         count = len(rbs) if rbs else len(storages or ())
         if collate_fns is not None and len(collate_fns) != count:
             raise ValueError(
-                f"collate_fns must have one function for each buffer, got {len(collate_fns)} for "
-                f"{count}"
+                f"collate_fns must have one function for each buffer, got {len(collate_fns)} "
+                f"functions for {count} buffers"
             )
         if rbs:
             if any(part is not None for part in (storages, samplers, writers)):
                 raise RuntimeError(
-                    "pass either buffers, or storages, samplers and writers to create the buffers "
-                    "from"
+                    "pass either buffers, or storages, samplers and writers from which buffers are "
+                    "created"
                 )
             samplers = SamplerEnsemble(
                 *(rb._sampler for rb in rbs),
@@ -196,13 +198,13 @@ class ReplayBufferEnsemble(JointBuffer):
 
     @eager
     def add(self, data: Any, timeout: float | None = None, streams: int | None = None) -> Any:
-        """Writes one item into the buffer that its ``routing_key`` selects; see `extend`."""
+        """Writes one item into the buffer that its ``routing_key`` entry selects; see `extend`."""
         if self._routing_key is None:
             raise RuntimeError(refusal("an item was given to the ensemble"))
         if not isinstance(data, TensorDictBase) or data.batch_dims:
             raise ValueError(
-                "add() takes one item, a TensorDict with batch size []; to write a batch, use "
-                "extend()"
+                "add() needs one item, which is a TensorDict with batch size []; use extend() to "
+                "write a batch"
             )
         return self.extend(data.unsqueeze(0), timeout=timeout, streams=streams)[0]
 
@@ -222,19 +224,19 @@ class ReplayBufferEnsemble(JointBuffer):
             update_priority: see `TensorDictReplayBuffer.extend`.
             timeout: maximum wait in seconds for the entire call; see `ReplayBuffer.add`.
             streams: streams of the flattened items, ``[n]``; see `ReplayBuffer.extend`.
-            stream_dim: not supported; it must be None.
+            stream_dim: not supported. Must be None.
 
         Returns:
-            A TensorDict ``[n]`` in the order of the flattened data. It has ``"buffer_ids"``, the
-            ``"index"`` in that buffer, and ``"index_generation"`` if samples of all buffers have
-            this entry.
+            A TensorDict ``[n]`` in the order of the flattened data. For each item it contains the
+            number of the buffer, ``"buffer_ids"``, the ``"index"`` in the buffer, and the
+            ``"index_generation"`` if samples of all buffers have this entry.
 
         Raises:
             RuntimeError: the ensemble has neither a routing key nor a routing dimension. Write to
                 ``ensemble[i]`` instead.
-            TypeError, ValueError: the numbers of buffers are invalid. Nothing was changed.
-            SchemaMismatchError: as for `ReplayBuffer.extend`. Items may already have been written
-                to other buffers.
+            TypeError, ValueError: a buffer number in the data is invalid. Nothing was changed.
+            SchemaMismatchError: an item does not match the schema of its buffer. Items may already
+                have been written to other buffers.
         """
         if self._routing_key is None and self._routing_dim is None:
             raise RuntimeError(refusal("a batch was given to the ensemble"))
@@ -342,11 +344,11 @@ class ReplayBufferEnsemble(JointBuffer):
         return len(self._members)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
-        """Reads every item of every buffer in storage order: ``ensemble[:, :end]``."""
+        """Returns all items of all buffers in storage order: ``ensemble[:, :end]``."""
         return self[:, :end]
 
     def _items(self, at: int, index: Any) -> Any:
-        """Returns items of one buffer by index, as its samples contain them."""
+        """Returns items of one buffer by index, collated and transformed like its samples."""
         rb = self._members[at]
         if self._collate_fns[at] is None or is_one(index):
             return rb[index]
@@ -366,7 +368,15 @@ def _made_of(
     collate_fns: Sequence[Collate | None] | None,
     share: int | None,
 ) -> tuple[ReplayBuffer, ...]:
-    """Creates a buffer from each storage, sampler and writer."""
+    """Creates a buffer from each storage with its sampler and writer.
+
+    Args:
+        storages: the storages, with their transforms.
+        samplers: one sampler for each storage.
+        writers: one writer for each storage.
+        collate_fns: one function or None for each buffer, or None.
+        share: number of items of one buffer in a sample, or None if it is not known.
+    """
     count = len(storages)
     if not count == len(samplers) == len(writers):
         raise ValueError(
@@ -390,5 +400,5 @@ def _made_of(
             )
         )
         if mapping is not None:
-            storage.mapping = mapping  # as in its first buffer
+            storage.mapping = mapping  # keeps the mapping of the buffer that used the storage first
     return tuple(made)

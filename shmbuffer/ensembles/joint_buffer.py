@@ -1,11 +1,12 @@
-"""Several buffers with the interface of one. The class does not derive from `ReplayBuffer`.
+"""The methods of several buffers that are used like one `ReplayBuffer`.
 
     sample ──▶ the joint sampler chooses rows ──▶ each buffer reads and validates its row
            ──▶ the rows are joined ──▶ transform
 
-The storages, samplers and writers of the buffers are joined into three parts. One `ReplayBuffer`
-with these parts, the joint buffer, prefetches, saves and loads. Calls that change items or all
-buffers are implemented here with the public methods of each buffer.
+The storages, samplers and writers of the buffers are combined in a `StorageEnsemble`, a
+`SamplerEnsemble` and a `WriterEnsemble`. A `ReplayBuffer` with these three, the *joint buffer*,
+prefetches, saves and loads. Methods that change items or all buffers are implemented here, by
+calls of the public methods of each buffer.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ from shmbuffer.writers.writer import Writer
 Collate = Callable[[Any], Any]
 
 _PARTS = {"storage": StorageEnsemble, "sampler": SamplerEnsemble, "writer": WriterEnsemble}
-_VERSION = ("", "version")  # among the named entries of a patch
+_VERSION = ("", "version")  # cannot be the key of an entry in a patch
 
 
 class _OfJoint:
-    """An attribute or a method of an ensemble that is delegated to its joint buffer."""
+    """Descriptor of an attribute or method that is delegated to the joint buffer."""
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self._name = name
@@ -73,7 +74,7 @@ class _OfJoint:
 
 
 class _ReturnsSelf(_OfJoint):
-    """A method of the joint buffer that returns the buffer; the ensemble returns itself instead."""
+    """Descriptor of a method of the joint buffer that returns ``self``, here the ensemble."""
 
     def __get__(self, rb: Any, owner: Any = None) -> Any:
         call = super().__get__(rb, owner)
@@ -81,7 +82,7 @@ class _ReturnsSelf(_OfJoint):
 
 
 class _OfOneBuffer:
-    """A method of single buffers that an ensemble does not support; raises TypeError."""
+    """Descriptor of a method that only single buffers support. A call raises TypeError."""
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self._name = name
@@ -91,7 +92,7 @@ class _OfOneBuffer:
         def refuse(*_: Any, **__: Any) -> NoReturn:
             raise TypeError(
                 f"{owner.__name__}.{self._name}: only a single buffer has this method. Nothing was "
-                f"changed. Call {owner._one_buffer}.{self._name}(...)"
+                f"changed. Call {owner._one_buffer}.{self._name}(...) instead"
             )
 
         refuse.__doc__ = "Raises TypeError: only a single buffer has this method."
@@ -99,13 +100,14 @@ class _OfOneBuffer:
 
 
 class JointBuffer(Saves, metaclass=ABCMeta):
-    """Methods of several buffers combined.
+    """Base class of several buffers that are used like one.
 
-    Subclasses choose rows (`_chosen`, `_shares`), join them (`_joined`) and write items.
+    A subclass chooses the rows of a sample (`_chosen`, `_shares`), joins them (`_joined`) and
+    writes items. `JointBuffer` does not derive from `ReplayBuffer`, but is registered as one.
     """
 
-    _one_buffer = "ensemble[i]"  # expression for a single buffer in messages
-    _said_what_is_missing = False  # whether a warning about missing priorities was issued
+    _one_buffer = "ensemble[i]"  # expression for a single buffer, for messages
+    _said_what_is_missing = False  # True once a warning about missing priorities was issued
 
     storage, sampler, writer, transform = (_OfJoint() for _ in range(4))
     batch_size, generator, set_rng, shared = (_OfJoint() for _ in range(4))
@@ -174,33 +176,40 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     def __repr__(self) -> str:
         return type(self).__name__ + repr(self._joint).removeprefix(_Joint.__name__)
 
-    # -- parts ---------------------------------------------------------------------------------
+    # -- storages, samplers and writers --------------------------------------------------------
 
     def set_storage(self, storage: Storage, collate_fn: Collate | None = None) -> Storage:
-        """Replaces the storages and the ``collate_fn``; returns an ensemble of the old storages.
+        """Replaces the storages of all buffers, and the ``collate_fn``.
+
+        Returns:
+            A `StorageEnsemble` of the previous storages.
 
         Raises:
             TypeError: ``storage`` is not a `StorageEnsemble`.
-            ValueError: the number of storages differs.
+            ValueError: the ensemble does not have one storage for each buffer.
         """
         before = self._exchange("storage", storage)
         self._collate_fn = collate_fn
         return before  # type: ignore[no-any-return]
 
     def set_sampler(self, sampler: Sampler) -> Sampler:
-        """Replaces the samplers and the choice of buffers; see `set_storage`."""
+        """Replaces the samplers, and the way in which buffers are chosen; see `set_storage`."""
         return self._exchange("sampler", sampler)  # type: ignore[no-any-return]
 
     def set_writer(self, writer: Writer) -> Writer:
-        """Replaces the writers by those of a `WriterEnsemble`; see `set_storage`."""
+        """Replaces the writers of all buffers; see `set_storage`."""
         return self._exchange("writer", writer)  # type: ignore[no-any-return]
 
     def _exchange(self, name: str, new: Any) -> Any:
+        """Replaces the "storage", "sampler" or "writer" of all buffers, and returns the old one."""
         cls: type[JointPart] = _PARTS[name]
         if not isinstance(new, cls):
             raise TypeError(f"the {name} of an ensemble must be a {cls.__name__}, got {new!r}")
         if len(new) != len(self._members):
-            raise ValueError(f"got {len(new)} {name}s for {len(self._members)} buffers")
+            raise ValueError(
+                f"the {cls.__name__} must have one {name} for each of the {len(self._members)} "
+                f"buffers, got {len(new)}"
+            )
         self._parts.drop_prefetched()
         before = getattr(self._joint, name)
         parts = list(before._members)
@@ -226,29 +235,31 @@ class JointBuffer(Saves, metaclass=ABCMeta):
     ) -> Any:
         """Samples a batch.
 
-        Each row waits for the `RateLimiter` of its buffer and is counted like a sample of that
-        buffer. Rows from a queue contain its oldest items. Prefetching requires buffers without a
+        The call waits until the `RateLimiter` of each chosen buffer admits a sample of the row's
+        size, and counts the row as a sample of this buffer. If a buffer is a queue, its row
+        contains the oldest items of the queue. Batches are prefetched only if no buffer has a rate
         limiter.
 
         Args:
             batch_size: total number of items. None uses the constructor's batch size.
-            return_info: return ``(data, info)``; info is a TensorDict, or a dict for an
-                `OfflineToOnlineReplayBuffer`.
-            include_info: False leaves index and weights out of a sample of TensorDicts.
-            min_size: number of items in the online part to wait for, if that part has a share. Only
+            return_info: if True, returns ``(data, info)``. The info is a TensorDict, or a dict for
+                an `OfflineToOnlineReplayBuffer`.
+            include_info: if False, a sample of TensorDicts has no entries for index and weights.
+            min_size: waits until the online part contains at least this number of items. Only
                 supported by `OfflineToOnlineReplayBuffer`.
             timeout: maximum wait in seconds for the entire call. None waits indefinitely.
-            lease: not supported; only single buffers have leases.
+            lease: not supported, because only single buffers have leases.
 
         Returns:
             ``[rows, batch_size / rows, ...]``. An `OfflineToOnlineReplayBuffer` returns
             ``[batch_size, ...]`` with the rows of the data set first.
 
         Raises:
-            RuntimeError: there is no batch size; it cannot be divided among the rows (also a
-                ValueError); or a transform has changed it, so that index and weights do not fit.
+            RuntimeError: there is no batch size, or the batch size cannot be divided among the rows
+                (also a ValueError), or a transform has changed the batch size.
             EmptyBufferError: a chosen buffer has no items to sample.
-            RateLimitTimeout, RateLimitError: a chosen buffer requires more items first.
+            RateLimitTimeout, RateLimitError: the rate limiter of a chosen buffer does not admit the
+                sample.
             NotImplementedError: ``min_size`` was passed to a `ReplayBufferEnsemble`.
             TypeError: ``lease`` was passed.
 
@@ -258,7 +269,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
             raise TypeError(
                 f"{type(self).__name__}.sample: lease is only supported by a single buffer whose "
                 "sampler has a consumer. Nothing was sampled. Call "
-                f"{self._one_buffer}.sample(lease=...)"
+                f"{self._one_buffer}.sample(lease=...) instead"
             )
         own = self._joint.batch_size
         count = resolve_batch_size(batch_size, own, "the constructor of the buffer", 2 + FRAMES)
@@ -275,7 +286,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return self._batches(self.sample)
 
     def next(self) -> Any:
-        """Returns the next sample of an iteration."""
+        """Returns ``sample()``."""
         return self.sample()
 
     def as_dataset(
@@ -286,7 +297,10 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         min_size: int | None = None,
         timeout: float | None = None,
     ) -> BatchDataset:
-        """Returns the samples as a data set for torch's loader; see `ReplayBuffer.as_dataset`."""
+        """Returns a data set of samples for a `torch.utils.data.DataLoader`.
+
+        See `ReplayBuffer.as_dataset`.
+        """
         if batch_size is None and self._joint.batch_size is None:
             raise RuntimeError(
                 "no batch size was specified; pass batch_size to as_dataset() or to the buffer"
@@ -299,7 +313,10 @@ class JointBuffer(Saves, metaclass=ABCMeta):
             yield sample()
 
     def _batch(self, count: int, min_size: int | None) -> Batch:
-        """Returns a sample, from the prefetched ones unless a buffer has a limiter."""
+        """Returns the data and info of a sample, which may have been prefetched.
+
+        If a buffer has a rate limiter, prefetched samples are discarded.
+        """
         if min_size or self._turns.are_needed():
             self._parts.drop_prefetched()
             shares, least = self._shares(count, min_size)
@@ -311,51 +328,56 @@ class JointBuffer(Saves, metaclass=ABCMeta):
 
     @abstractmethod
     def _shares(self, count: int, min_size: int | None) -> tuple[Shares, dict[int, int]]:
-        """Returns the rows of a sample, and for some buffers the number of items to wait for."""
+        """Divides a sample of ``count`` items among the buffers.
+
+        Returns the rows, and the number of items to wait for, keyed by buffer number.
+        """
 
     def _chosen(self, count: int) -> Any:
-        """Returns the rows of a sample, chosen by the joint sampler, for `_made`."""
+        """Draws a sample with the joint sampler, and returns the rows for `_made`."""
         return self._rows_of(*self._sampler.sample(self._storage, count))
 
     @abstractmethod
     def _rows_of(self, index: Any, known: Any) -> Any:
-        """Returns the rows in a result of the joint sampler."""
+        """Converts an index and info from the joint sampler to the rows that `_made` expects."""
 
     def _made(self, rows: Any) -> Batch:
-        """Reads the chosen rows, each ``(buffer, index, info)``, and joins them."""
+        """Reads and joins the rows of a sample, each given as ``(buffer number, index, info)``."""
         return self._joined([self._row(at, index, known) for at, index, known in rows])
 
     @abstractmethod
     def _joined(self, rows: list[Row]) -> Batch:
-        """Joins rows to a sample."""
+        """Joins rows into a sample, and returns its data and info."""
 
     @abstractmethod
     def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
-        """Adds the info to the entries of a sample of TensorDicts."""
+        """Adds the entries of the info to a sample of TensorDicts, and returns both."""
 
     def _drawn(self, at: int, share: int) -> Row:
-        """Draws a row, across the end of a pass if necessary."""
+        """Draws and reads a row of ``share`` items from buffer ``at``."""
         return self._row(at, *self._sampler._draw(at, self._members[at]._storage, share))
 
     def _row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
-        """Returns a row, which its buffer has read and validated."""
+        """Reads and validates items of buffer ``at``. ``known`` is their info from the sampler."""
         rb = self._members[at]
         return at, *drawing.chosen(rb.plan, local(index, rb._storage), dict(known))
 
     def _finished(self, rows: list[Row]) -> Batch:
+        """Joins rows into a sample, which is transformed and pinned."""
         return self._passed_on(*self._joined(rows))
 
     def _passed_on(self, data: Any, info: Any) -> Batch:
-        """Transforms a joined sample and copies it to pinned memory."""
+        """Transforms a joined sample, and copies it to pinned memory if this was requested."""
         data = self._transformed(data)
         return (pinned.pin(data), pinned.pin(info)) if self._pin_memory else (data, info)
 
     def _transformed(self, data: Any) -> Any:
+        """Calls the transform of the ensemble."""
         transform = self._joint._transform
         return transform(data) if len(transform) else data
 
     def _finished_row(self, at: int, data: Any) -> Any:
-        """Collates and transforms items of one buffer."""
+        """Collates and transforms items from buffer ``at``, as for a sample of this buffer."""
         rb = self._members[at]
         collate = self._collate_fns[at] or rb._parts.collate_fn
         storage = rb._storage
@@ -363,7 +385,10 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return rb._transform(data) if len(rb._transform) else data
 
     def _fillings(self) -> dict[str, float]:
-        """Returns values for rows without info: weights of 1 (uniform), and tickets of -1."""
+        """Returns the values of info entries for rows whose buffers do not have these entries.
+
+        The importance weight is 1, as for uniform samples, and the generation is -1, for unknown.
+        """
         found: dict[str, float] = {}
         for rb in self._members:
             info = rb.plan.info
@@ -381,21 +406,21 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         """Returns items by index."""
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        """Raises RuntimeError, because items are changed in their own buffer."""
+        """Raises RuntimeError, because items are changed through their own buffer."""
         raise RuntimeError(
-            f"the ensemble cannot tell which of its buffers to write {index!r} to; use "
+            f"an assignment to {index!r} of an ensemble does not select a buffer; use "
             f"{self._one_buffer}[index] = data"
         )
 
     def _routable(self, index: Any) -> Any:
-        """Converts an index to the form that `routes` divides among the buffers."""
+        """Converts an index of items to the form that `routes` expects."""
         return index
 
     @eager
     def update_priority(
         self, index: Any, priority: Any = None, *, generation: Any = None
     ) -> PriorityUpdate:
-        """Changes priorities in the buffers of the items; see `ReplayBuffer.update_priority`."""
+        """Sets priorities of items in their buffers; see `ReplayBuffer.update_priority`."""
         if priority is None:
             return self._update_by_sample(sample_alone(index, index_generation=generation))
         return self._sampler.update_priority(  # type: ignore[no-any-return]
@@ -403,20 +428,21 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         )
 
     def mark_update(self, index: Any) -> None:
-        """Sets the priority of the items at ``index`` to the default of their buffer."""
+        """Sets the priority of the items at ``index`` to the default priority of their buffer."""
         self._sampler.mark_update(self._routable(index), storage=self._storage)
 
     @eager
     def update_tensordict_priority(self, data: TensorDictBase) -> PriorityUpdate:
-        """Sets the priorities of a sample in the buffers of its items.
+        """Sets the priorities of a sample's items in their buffers.
 
-        See `TensorDictReplayBuffer.update_tensordict_priority`. The result is the sum over all
-        buffers; buffers without priorities count as zero. If an error occurs, other buffers may
-        already have been changed.
+        See `TensorDictReplayBuffer.update_tensordict_priority`. The result contains the sums over
+        all buffers. Items in buffers without priorities are not counted. If an error occurs, other
+        buffers may already have been changed.
         """
         return self._update_by_sample(data)
 
     def _update_by_sample(self, data: Any) -> PriorityUpdate:
+        """Sets the priorities of a sample's items; see `update_tensordict_priority`."""
         index = data.get(INDEX, None)
         if index is None:
             raise no_index(data)
@@ -456,9 +482,9 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         version: int | torch.Tensor | None = None,
         require_newer: bool = False,
     ) -> Any:
-        """Applies `ReplayBuffer.update_if_present` to each item in its buffer.
+        """Calls `ReplayBuffer.update_if_present` of each buffer for its items.
 
-        ``patch`` and ``version`` have the leading shape of the sample, and the result is flat. If
+        ``patch`` and ``version`` have the leading shape of ``index``. The result is flattened. If
         an error occurs, other buffers may already have been changed.
         """
         patch = patch if isinstance(patch, TensorDictBase) else TensorDict(patch)
@@ -483,7 +509,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return _together(results, compared=version_key is not None)
 
     def _can_change(self, at: int) -> bool:
-        """True if `update_if_present` can change items of this buffer."""
+        """True if `update_if_present` can change the items of buffer ``at``."""
         return True
 
     def end_streams(
@@ -493,20 +519,21 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         terminated_key: Key | None = ("next", "terminated"),
         truncated_key: Key | None = ("next", "truncated"),
     ) -> None:
-        """Ends every open trajectory, before collectors start again after a resume.
+        """Ends all open trajectories, before collectors start again after a resume.
 
-        The newest item of each stream of each collector, in every buffer, becomes the last step of
-        its trajectory. If it was not the last step before, it is marked as truncated. This is
-        necessary for code that reads the flags. Slices do not need it, because they never combine
-        items of a collector with those of its successor. No collector may write during the call.
-        Data sets (`ImmutableDatasetWriter`) and prefetched batches do not change.
+        The newest item of each stream of each collector becomes the last step of its trajectory, in
+        every buffer. An item that was not the last step before is marked as truncated. Call this
+        method if your code reads these flags. Slice samplers do not need it, because they never
+        combine the items of a collector with the items of its successor. No collector may write
+        during the call. Data sets (`ImmutableDatasetWriter`) and prefetched batches do not change.
 
         Args:
-            end_key: flag of the last step of a trajectory; set to True.
-            terminated_key: flag of a step at which the episode terminated. It is only read, and may
-                be None or missing.
-            truncated_key: flag of a truncated step; set to True if neither ``end_key`` nor
-                ``terminated_key`` was set. It may be None or missing.
+            end_key: key of the flag for the last step of a trajectory, which is set to True.
+            terminated_key: key of the flag for a step at which the episode terminated. The flag is
+                only read. The key can be None, and the items need not have it.
+            truncated_key: key of the flag for a truncated step, which is set to True if neither
+                ``end_key`` nor ``terminated_key`` was set. The key can be None, and the items need
+                not have it.
 
         Raises:
             RuntimeError: a storage cannot change items in place. Nothing was changed.
@@ -533,11 +560,11 @@ class JointBuffer(Saves, metaclass=ABCMeta):
                 rb._sampler._boundaries.forget()
 
     def iter_in_order(self, chunk: int) -> Iterator[Any]:
-        """Yields the items of each buffer in turn, like `ReplayBuffer.iter_in_order`."""
+        """Yields the items of one buffer after another; see `ReplayBuffer.iter_in_order`."""
         for rb in self._members:
             yield from rb.iter_in_order(chunk)
 
-    # -- all buffers at once -------------------------------------------------------------------
+    # -- calls for all buffers -----------------------------------------------------------------
 
     def share(self, shared: bool = True) -> Self:
         """Calls `ReplayBuffer.share` for each buffer."""
@@ -547,7 +574,10 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return self
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empties each buffer; raises an error if a writer is an `ImmutableDatasetWriter`."""
+        """Removes all items from all buffers.
+
+        Raises RuntimeError if the writer of a buffer is an `ImmutableDatasetWriter`.
+        """
         self._parts.drop_prefetched()
         self._writer.require_no_data_set()
         for rb in self._members:
@@ -555,7 +585,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         self._turns.forget()
 
     def stats(self) -> dict[str, Any]:
-        """Returns TorchRL's keys, summed over all buffers, and ``num_buffers``."""
+        """Returns the sums of TorchRL's counters over all buffers, and ``num_buffers``."""
         each = [rb.stats() for rb in self._members]
         size, capacity = (sum(one[name] for one in each) for name in ("size", "capacity"))
         return {
@@ -574,7 +604,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
             rb.flush()
 
     def close(self) -> None:
-        """Closes every buffer. Can be called repeatedly."""
+        """Closes all buffers. Idempotent."""
         if self._parts.prefetcher is not None:
             self._parts.prefetcher.close()
         for rb in self._members:
@@ -582,9 +612,10 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         self._joint.close()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Calls `synchronize` and then `close`, even if `synchronize` raises an error.
+        """Calls `synchronize` and then `close`, even if `synchronize` raises an error. Idempotent.
 
-        Repeated calls have no effect. The argument ``timeout`` is accepted and ignored.
+        Args:
+            timeout: ignored. It exists for compatibility with TorchRL.
         """
         try:
             self.synchronize()
@@ -593,7 +624,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
 
     @classmethod
     def as_remote(cls, remote_config: dict[str, Any] | None = None) -> Any:
-        """Returns the class as a Ray actor; see `ReplayBuffer.as_remote`."""
+        """Returns the class as a Ray actor class; see `ReplayBuffer.as_remote`."""
         return ReplayBuffer.as_remote.__func__(cls, remote_config)  # type: ignore[attr-defined]
 
     def __enter__(self) -> Self:
@@ -603,7 +634,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of every buffer; see `ReplayBuffer.state_dict`."""
+        """Returns the state of all buffers; see `ReplayBuffer.state_dict`."""
         own = []
         for rb in self._members:
             rng = rb.generator
@@ -612,10 +643,10 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         return {**self._joint.state_dict(), "_buffers": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state; see `ReplayBuffer.load_state_dict`.
+        """Loads the state of all buffers; see `ReplayBuffer.load_state_dict`.
 
         Raises:
-            ValueError: the number of buffers in the state differs.
+            ValueError: the state has another number of buffers.
         """
         for rb in self._members:
             rb._parts.drop_prefetched()
@@ -633,7 +664,11 @@ ReplayBuffer.register(JointBuffer)  # type: ignore[type-abstract] # as in TorchR
 
 
 class _Rows(SampleUnit):
-    """Reads and joins the rows of a sample that the joint buffer prefetches."""
+    """The sample unit of the joint buffer, which reads and joins the rows of its samples.
+
+    Args:
+        owner: the ensemble.
+    """
 
     owner: Any = None  # a weak reference, so that an unused ensemble is freed immediately
 
@@ -642,13 +677,16 @@ class _Rows(SampleUnit):
             self.owner = weakref.ref(owner)
 
     def expand(self, index: Any, info: Any, storage: Any) -> tuple[Any, dict[Any, Any]]:
-        """Returns the chosen rows, which the joint storage returns unchanged."""
+        """Returns the rows that the joint sampler chose, instead of an index.
+
+        `StorageEnsemble.fetch` passes them on to `assemble` unchanged.
+        """
         return self.owner()._rows_of(index, info), {}
 
     _expand = expand
 
     def assemble(self, data: Any, info: dict[str, Any]) -> Batch:
-        """Returns the sample of the rows with its own info."""
+        """Reads and joins the rows, and returns the data and info of the sample."""
         return self.owner()._made(data)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
@@ -656,7 +694,12 @@ class _Rows(SampleUnit):
 
 
 class _Joint(ReplayBuffer):
-    """A buffer made of joint parts."""
+    """The joint buffer of an ensemble.
+
+    Args:
+        buffers: the buffers of the ensemble.
+        **options: arguments of `ReplayBuffer`.
+    """
 
     _own_options = ("members",)
 
@@ -664,24 +707,22 @@ class _Joint(ReplayBuffer):
         super().__init__(members=[rb._parts for rb in buffers], **options)
 
     def update_if_present(self, **update: Any) -> Any:
-        """Applies `JointBuffer.update_if_present`.
-
-        The change follows the batches that were ordered before it.
-        """
+        """Calls `JointBuffer.update_if_present`. Used by `submit_update_if_present`."""
         unit: Any = self._parts.unit
         return unit.owner().update_if_present(**update)
 
 
 def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
+    """Returns the key of a sample's entry that contains priorities for a buffer."""
     return rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"
 
 
 def _together(
     results: Iterable[tuple[torch.Tensor, ConditionalUpdateResult]],
     *,
-    compared: bool,  # whether versions were compared
+    compared: bool,  # True if the versions of the items were compared
 ) -> ConditionalUpdateResult:
-    """Combines the results for parts of the items into one for all items."""
+    """Combines the results of the buffers, each with the positions of its items, into one."""
     count = sum(len(rows) for rows, _ in results)
     updated, rejected = cpu.zeros((2, count), dtype=torch.bool)
     for rows, result in results:
@@ -692,16 +733,16 @@ def _together(
 
 
 class Newest(NamedTuple):
-    """Items of a storage."""
+    """The newest item of each stream in a storage."""
 
-    index: Any  # for `Storage.get`
-    tickets: torch.Tensor
+    index: Any  # index of the items, for `Storage.get`
+    tickets: torch.Tensor  # tickets of the items, int64 ``[n]``
 
 
 def newest_of_streams(storage: Storage) -> Newest | None:
     """Returns the newest item of each stream of each collector, or None if there are no items.
 
-    Raises RuntimeError if the items cannot be changed.
+    Raises RuntimeError if the storage cannot change items in place.
     """
     if not storage.supports_conditional_update:
         raise RuntimeError(
@@ -713,7 +754,7 @@ def newest_of_streams(storage: Storage) -> Newest | None:
         return None
     words = ring.live.words[: ring.live.used()].copy()
     held = np.flatnonzero(slots.committed(words))
-    # Newest first, because a change gives an item a new ticket.
+    # Sorted by slot, newest first. Tickets are not in this order, because a change renews them.
     held = held[np.argsort(-((held - ring.head) % ring.capacity))]
     found = held[np.unique(ring.live.sources[held], return_index=True)[1]]
     if not len(found):
@@ -724,7 +765,14 @@ def newest_of_streams(storage: Storage) -> Newest | None:
 
 
 def _patch_of(data: Any, end: Key, terminated: Key | None, truncated: Key | None) -> dict[Any, Any]:
-    """Returns the patch that ends trajectories at these items; see `JointBuffer.end_streams`."""
+    """Returns a patch for `update_if_present` that ends the trajectories of items.
+
+    Args:
+        data: the items, each the newest item of its stream.
+        end: see ``end_key`` of `JointBuffer.end_streams`.
+        terminated: see ``terminated_key``.
+        truncated: see ``truncated_key``.
+    """
     keys = [end, *(key for key in (terminated, truncated) if key is not None)]
     if len(set(keys)) < len(keys):
         raise ValueError(
@@ -735,7 +783,9 @@ def _patch_of(data: Any, end: Key, terminated: Key | None, truncated: Key | None
         raise KeyError(f"end_streams: the items have no entry {end!r}. Nothing was changed")
     for key, flag in flags.items():
         if flag is not None and flag.dtype is not torch.bool:
-            raise TypeError(f"end_streams: {key!r} is {flag.dtype}, not bool. Nothing was changed")
+            raise TypeError(
+                f"end_streams: {key!r} must be bool, got {flag.dtype}. Nothing was changed"
+            )
     patch = {end: torch.ones_like(flags[end])}
     if truncated is not None and flags[truncated] is not None:
         own = None if terminated is None else flags[terminated]

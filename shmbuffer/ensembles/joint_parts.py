@@ -1,9 +1,9 @@
-"""TorchRL's three parts for several buffers. Each joins parts of the same kind.
+"""TorchRL's storage and writer for several buffers: `StorageEnsemble` and `WriterEnsemble`.
 
-`StorageEnsemble` and `WriterEnsemble` are defined here, and `SamplerEnsemble` in
-`sampler_ensemble`. A part usually contains a list of members. In an ensemble of buffers, its
-members are instead the present parts of the buffers. If a part of a buffer is replaced, the
-ensemble therefore uses the new one.
+`SamplerEnsemble` is in `sampler_ensemble.py`. Each of the three classes is a `JointPart`, which
+contains several *members*: storages, writers or samplers. In an ensemble of buffers, the members
+are always the current ones of the buffers. If one buffer gets a new storage, for example, the
+ensemble uses the new storage, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ _METADATA = "metadata.json"
 
 
 class PartsOf(Sequence[Any]):
-    """The present storage, sampler or writer of each buffer."""
+    """A sequence of the current storage, sampler or writer of each buffer.
+
+    Args:
+        buffers: the buffers.
+        name: attribute of the buffers, such as ``"_storage"``.
+    """
 
     def __init__(self, buffers: Sequence[Any], name: str) -> None:
         self.buffers, self._name = buffers, name
@@ -51,20 +56,23 @@ class PartsOf(Sequence[Any]):
         return len(self.buffers)
 
     def __reduce__(self) -> Any:
-        return list, (list(self),)  # the parts without their buffers
+        return list, (list(self),)  # pickles the members, but not their buffers
 
 
 class JointPart:
-    """Several storages, samplers or writers as one. Each member is saved under its number."""
+    """Base class of `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble`.
 
-    _what: ClassVar[str]  # name of a member in messages
+    The state of each member is saved under the member's number.
+    """
+
+    _what: ClassVar[str]  # "storage", "sampler" or "writer", for messages
     _members: Sequence[Any]
 
     def __getitem__(self, index: Any) -> Any:
         return select(self, index)
 
     def _some(self, found: list[int]) -> Any:
-        """Returns a part of the same kind with the selected members."""
+        """Returns an ensemble of the members with the given numbers."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -75,11 +83,11 @@ class JointPart:
         return f"{type(self).__name__}({', '.join(map(repr, self._members))})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of each member, under its number."""
+        """Returns the state of each member, keyed by the member's number."""
         return {str(at): member.state_dict() for at, member in enumerate(self._members)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state."""
+        """Loads a state that `state_dict` has returned."""
         for at, member in enumerate(self._members):
             member.load_state_dict(state_dict[str(at)])
 
@@ -110,24 +118,29 @@ class JointPart:
 
 
 class StorageEnsembleCheckpointer(StorageCheckpointerBase):
-    """Saves the members of a `StorageEnsemble` one after another with their checkpointers.
+    """Saves each storage of a `StorageEnsemble` with its own checkpointer.
 
-        <path>/metadata.json           the numbers of empty members, which are not saved
-        <path>/<number>/               a member
-        <path>/<number>_transform.pt   the state of its transform, if any
+        <path>/metadata.json           the numbers of the empty storages, which are not saved
+        <path>/<number>/               a storage
+        <path>/<number>_transform.pt   the state of the storage's transform, if it has one
 
     Source: ``torchrl.data.StorageEnsembleCheckpointer``.
     """
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
-        """Saves each member; returns the results of their checkpointers, None for empty members."""
+        """Saves each storage in a directory of its own.
+
+        Returns:
+            For each storage the result of its checkpointer, or None if the storage is empty.
+        """
         return self._dumps(storage, Path(path), dump_part)
 
     def _export(self, storage: Any, path: Path) -> list[Any]:
-        """Writes each member in TorchRL's layout; returns the same as `dumps`."""
+        """Writes each storage in TorchRL's file layout. Returns the same list as `dumps`."""
         return self._dumps(storage, path, export_storage)
 
     def _dumps(self, storage: Any, path: Path, write: Callable[[Any, Path], Any]) -> list[Any]:
+        """Calls ``write`` with each storage and its directory, and saves the transforms."""
         make_folders(path)
         members = storage._members
         empty = [at for at, member in enumerate(members) if not len(member)]
@@ -142,19 +155,22 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         return moments
 
     def writes_snapshots(self, storage: Any) -> bool:
-        """True if every member can be saved as a buffer directory."""
+        """True if every storage can be saved as a buffer directory."""
         return all(member.saves_snapshots for member in storage._members)
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> list[Any]:
-        """Loads each member, empties those that were empty, and returns the result for each.
+        """Loads each storage. Empties the storages that were empty when they were saved.
+
+        Returns:
+            For each storage the result of its checkpointer, or None if the storage was empty.
 
         Raises:
-            ValueError: the number of members in the checkpoint differs. Nothing was changed.
+            ValueError: the checkpoint has another number of storages. Nothing was changed.
         """
         return self.loads_beside(storage, Path(path), None)
 
     def loads_beside(self, storage: Any, path: Path, written: list[Any] | None) -> list[Any]:
-        """Loads each member like `StorageCheckpointerBase.loads_beside`."""
+        """Loads each storage; see `StorageCheckpointerBase.loads_beside`."""
         members = storage._members
         file = path / _METADATA
         with reading(file):
@@ -163,8 +179,8 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
         saved = {int(each.name) for each in path.iterdir() if is_number(each.name)} | empty
         if saved != set(range(len(members))):
             raise ValueError(
-                f"{path}: contains the storages {sorted(saved)} of an ensemble, but this one has "
-                f"{len(members)}; nothing was changed"
+                f"{path} contains the storages {sorted(saved)} of an ensemble, but this ensemble "
+                f"has {len(members)} storages; nothing was changed"
             )
         if written is None or len(written) != len(members):
             written = [None] * len(members)
@@ -188,7 +204,7 @@ class StorageEnsembleCheckpointer(StorageCheckpointerBase):
 
 
 class StorageEnsemble(JointPart, Storage):
-    """The storages of the buffers of a `ReplayBufferEnsemble`.
+    """The storages of the buffers in a `ReplayBufferEnsemble`.
 
     ``storages[i]`` returns a storage, ``storages[i, index]`` reads from it, and ``storages[:,
     index]`` returns a list with one batch per storage. Any other index returns an ensemble of the
@@ -196,7 +212,8 @@ class StorageEnsemble(JointPart, Storage):
 
     Args:
         *storages: one storage per buffer.
-        transforms: one transform or None per storage, called with items read from it.
+        transforms: for each storage, a transform that is called with the items read from it, or
+            None.
 
     Raises:
         ValueError: there are no storages.
@@ -217,8 +234,8 @@ class StorageEnsemble(JointPart, Storage):
             raise ValueError("an ensemble needs at least one storage")
         if transforms is not None and len(transforms) != len(storages):
             raise TypeError(
-                f"transforms must have one for each storage, got {len(transforms)} for "
-                f"{len(storages)}"
+                f"transforms must have one transform or None for each storage, got "
+                f"{len(transforms)} for {len(storages)} storages"
             )
         self._members = list(storages)
         self._transforms = None if transforms is None else list(transforms)
@@ -226,7 +243,7 @@ class StorageEnsemble(JointPart, Storage):
 
     @property
     def max_size(self) -> int:
-        """Capacity of all storages together, in elements."""
+        """Sum of the capacities of all storages, in elements."""
         return sum(storage.max_size for storage in self._members)
 
     @property
@@ -236,14 +253,20 @@ class StorageEnsemble(JointPart, Storage):
 
     @property
     def initialized(self) -> bool:
-        """True if the form of the items is defined in every storage."""
+        """True if every storage has a schema."""
         return all(storage.initialized for storage in self._members)
 
     def get(self, index: Any) -> list[tuple[int, Any]]:
-        """Reads each row of a `SamplerEnsemble` index; returns storage numbers and batches.
+        """Reads the rows of a sample.
+
+        Args:
+            index: index of the sample, as returned by `SamplerEnsemble.sample`.
+
+        Returns:
+            The storage number and the batch of each row.
 
         Raises:
-            TypeError: the index has another type.
+            TypeError: the index is not such a TensorDict.
         """
         if not hasattr(index, "get") or index.get("buffer_ids", None) is None:
             raise TypeError(
@@ -260,48 +283,49 @@ class StorageEnsemble(JointPart, Storage):
         return found
 
     def fetch(self, index: Any, *, dim_extend: int = 0, views: bool | None = None) -> Any:
-        """Returns the index, because each buffer reads its own rows; see `JointBuffer`."""
+        """Returns ``index``, because in an ensemble of buffers each buffer reads its own rows."""
         return index
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """Raises RuntimeError. Write to one of the storages instead."""
+        """Raises RuntimeError, because data are written to one of the storages."""
         raise RuntimeError(
             "a StorageEnsemble cannot choose a storage for the data; write to one of its storages "
             "with ensemble[i].set(index, data)"
         )
 
     def add(self, data: Any) -> NoReturn:
-        """Raises RuntimeError like `set`."""
+        """Raises RuntimeError, because data are written to one of the storages."""
         self.set(0, data)
 
     def extend(self, data: Any) -> NoReturn:
-        """Raises RuntimeError like `set`."""
+        """Raises RuntimeError, because data are written to one of the storages."""
         self.set(0, data)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state.
+        """Loads a state that `state_dict` has returned.
 
         Raises:
-            ValueError: the number of storages differs. Nothing was changed.
+            ValueError: the state has another number of storages. Nothing was changed.
         """
         if sorted(state_dict) != sorted(str(at) for at in range(len(self))):
             raise ValueError(
                 f"the state has the storages {sorted(state_dict)}, but this ensemble has "
-                f"{len(self)}"
+                f"{len(self)} storages. Nothing was changed"
             )
         super().load_state_dict(state_dict)
 
     def _has_files_in(self, path: Path) -> bool:
+        """Raises RuntimeError if a save to ``path`` would replace files of a storage."""
         for at, member in enumerate(self._members):
             if member._has_files_in(path) or member._has_files_in(path / str(at)):
                 raise RuntimeError(
-                    f"{path}: storage {at} of the ensemble has its own files there, which a save "
+                    f"{path} contains the files of storage {at} of the ensemble, which a save "
                     "would replace; save to another directory. Nothing was changed"
                 )
         return False
 
     def cleanup(self) -> bool:
-        """Removes the files of all storages; returns True if there were any."""
+        """Removes the files of all storages. Returns True if there were any files."""
         return bool(sum(storage.cleanup() for storage in self._members))
 
     def close(self) -> None:
@@ -327,7 +351,7 @@ class StorageEnsemble(JointPart, Storage):
 
 
 class WriterEnsemble(JointPart, Writer):
-    """The writers of the buffers of a `ReplayBufferEnsemble`.
+    """The writers of the buffers in a `ReplayBufferEnsemble`.
 
     ``writers[i]`` returns a writer; any other index returns an ensemble of the selected writers.
 
@@ -344,7 +368,7 @@ class WriterEnsemble(JointPart, Writer):
         self._members = list(writers)
 
     def register_storage(self, storage: Any) -> None:
-        """Registers each writer with its member of a `StorageEnsemble` of the same length."""
+        """Registers each writer with the storage of the same number in a `StorageEnsemble`."""
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
                 f"a WriterEnsemble needs a StorageEnsemble, got {type(storage).__name__}"
@@ -356,11 +380,11 @@ class WriterEnsemble(JointPart, Writer):
             writer.register_storage(member)
 
     def add(self, data: Any) -> NoReturn:
-        """Raises RuntimeError. Write to one of the buffers instead."""
+        """Raises RuntimeError, because data are written to one of the buffers."""
         raise RuntimeError(refusal("an item was given to the ensemble"))
 
     def extend(self, data: Any) -> NoReturn:
-        """Raises RuntimeError. Write to one of the buffers instead."""
+        """Raises RuntimeError, because data are written to one of the buffers."""
         raise RuntimeError(refusal("a batch was given to the ensemble"))
 
     @property
@@ -369,7 +393,11 @@ class WriterEnsemble(JointPart, Writer):
         return all(writer.tracks_generations for writer in self._members)
 
     def generations_of(self, index: Any) -> torch.Tensor:
-        """Returns the flattened `Writer.generations_of` for an index of a write or a sample."""
+        """Returns the generations of items, int64 ``[n]``; see `Writer.generations_of`.
+
+        Args:
+            index: index of a sample, or the result of a write to the ensemble.
+        """
         found = cpu.full(index.get(BUFFER_IDS).shape, -1, dtype=torch.int64).reshape(-1)
         for part in routes(index, self._storage, {}):
             found[part.rows] = self._members[part.at].generations_of(part.where)
@@ -377,7 +405,7 @@ class WriterEnsemble(JointPart, Writer):
 
     @property
     def write_count(self) -> int:
-        """Number of elements that were written to all buffers."""
+        """Total number of elements that were written to the buffers."""
         return sum(map(write_count_of, self._members))
 
     _write_count = write_count
@@ -388,7 +416,7 @@ class WriterEnsemble(JointPart, Writer):
             writer._empty(empty_write_count)
 
     def require_no_data_set(self) -> None:
-        """Raises RuntimeError for an `ImmutableDatasetWriter`, which cannot be emptied."""
+        """Raises RuntimeError if one of the writers is an `ImmutableDatasetWriter`."""
         for writer in self._members:
             if isinstance(writer, ImmutableDatasetWriter):
                 writer._empty()
@@ -398,12 +426,16 @@ class WriterEnsemble(JointPart, Writer):
 
 
 def select(joint: Any, index: Any) -> Any:
-    """Returns the member at an int, or a joint object of the selected members."""
+    """Returns one member of an ensemble, or an ensemble of several members.
+
+    Args:
+        joint: the ensemble of buffers, storages, samplers or writers.
+        index: an integer for one member. Any other index selects several members.
+    """
     if isinstance(index, tuple):
         if len(index) != 1:
             raise IndexError(
-                f"{index!r} has {len(index)} parts, but a {joint._what} has no items to select "
-                f"from; pass the index of a {joint._what} alone"
+                f"an index of {joint._what}s must not have several dimensions, got {index!r}"
             )
         index = index[0]
     if index is Ellipsis or (isinstance(index, slice) and index == slice(None)):
@@ -413,7 +445,16 @@ def select(joint: Any, index: Any) -> Any:
 
 
 def named(index: Any, count: int, what: str) -> int | list[int]:
-    """Returns the number of a member for an int, or a list of numbers for other indices."""
+    """Returns the numbers of the members that an index selects.
+
+    Args:
+        index: an int, a slice, Ellipsis, or a list, range, array or tensor of ints or bools.
+        count: number of members.
+        what: name of a member, such as "buffer", for messages.
+
+    Returns:
+        The number of one member for an int, or a list of numbers for any other index.
+    """
     if index is Ellipsis:
         return list(range(count))
     if isinstance(index, slice):
@@ -428,21 +469,27 @@ def named(index: Any, count: int, what: str) -> int | list[int]:
     numbers = np.asarray(index)
     if numbers.ndim > 1:
         raise RuntimeError(
-            f"an index of the {what}s of an ensemble must have one dimension, but this one has "
-            f"{numbers.ndim}"
+            f"an index of {what}s must have one dimension, got an index with {numbers.ndim} "
+            "dimensions"
         )
     if numbers.dtype == np.bool_ and numbers.shape == (count,):
         numbers = np.nonzero(numbers)[0]
     if not np.issubdtype(numbers.dtype, np.integer) and numbers.size:
-        raise TypeError(f"{what}s are selected by integers, got {numbers.dtype} in {index!r}")
+        raise TypeError(f"an index of {what}s must be integers, got {numbers.dtype} in {index!r}")
     beyond = numbers[(numbers < -count) | (numbers >= count)]
     if beyond.size:
-        raise IndexError(f"there is no {what} {int(beyond.flat[0])}; this ensemble has {count}")
+        raise IndexError(
+            f"there is no {what} {int(beyond.flat[0])}; this ensemble has {count} {what}s"
+        )
     return (numbers.astype(np.int64) % count).tolist()  # type: ignore[no-any-return]
 
 
 def refusal(what: str) -> str:
-    """Returns the message for a write to an ensemble."""
+    """Returns the message for a write to an ensemble that cannot choose a buffer.
+
+    Args:
+        what: first part of the message, such as "a batch was given to the ensemble".
+    """
     return (
         f"{what}, which cannot choose a buffer for it; write to one of the buffers with "
         "ensemble[i].extend(data)"

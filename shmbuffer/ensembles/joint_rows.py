@@ -1,8 +1,8 @@
-"""Combines the rows of an ensemble's sample into one TensorDict, and divides them again.
+"""Stacks rows from several buffers into a sample, and divides samples and data among buffers.
 
-rows of buffers  ──▶ stacked  ──▶ a sample with its index: buffer_ids [rows], index [rows, n]
-such an index    ──▶ routes   ──▶ the items of each buffer
-data to write    ──▶ routed   ──▶ the buffer of each item
+rows of buffers   ──▶ stacked  ──▶ a sample with an index: buffer_ids [rows], index [rows, n]
+index of a sample ──▶ routes   ──▶ the items of each buffer
+data to write     ──▶ routed   ──▶ the buffer of each item
 """
 
 from __future__ import annotations
@@ -24,13 +24,18 @@ BUFFER_IDS = "buffer_ids"
 
 
 def stack_index(buffer_ids: list[int], indices: list[torch.Tensor]) -> Any:
-    """Makes the index of a sample: a TensorDict ``[rows]`` of ``"buffer_ids"`` and ``"index"``."""
+    """Returns the index of a sample: a TensorDict ``[rows]`` with "buffer_ids" and "index".
+
+    Args:
+        buffer_ids: number of the buffer of each row.
+        indices: index of the items in each row.
+    """
     ids = cpu.tensor(buffer_ids).unbind(0)
     return stack_rows([{BUFFER_IDS: at, INDEX: i} for at, i in zip(ids, indices, strict=True)])
 
 
 def stack_rows(rows: list[dict[Any, torch.Tensor]]) -> Any:
-    """Stacks entries of rows to a TensorDict ``[rows]``, lazily if keys or shapes differ."""
+    """Stacks the entries of rows into a TensorDict ``[rows]``, lazily if keys or shapes differ."""
     first = rows[0]
     if all(
         row.keys() == first.keys() and all(row[key].shape == first[key].shape for key in first)
@@ -43,22 +48,28 @@ def stack_rows(rows: list[dict[Any, torch.Tensor]]) -> Any:
 
 
 def stack_batches(batches: list[Any]) -> Any:
-    """Stacks batches along a new first dimension, lazily if their forms differ."""
+    """Stacks batches along a new first dimension. TensorDicts that differ are stacked lazily."""
     if is_collection(batches[0]):
         return LazyStackedTensorDict.maybe_dense_stack(batches, 0)
     try:
         return stack(batches)
     except (RuntimeError, TypeError) as error:
         raise RuntimeError(
-            f"the rows of the buffers cannot be stacked ({error}); pass a collate_fn, which is "
-            "called with the list of rows"
+            f"the rows of the buffers cannot be stacked ({error}); pass a collate_fn that combines "
+            "a list of rows"
         ) from error
 
 
 def stack_infos(
     buffer_ids: list[int], infos: list[dict[Any, Any]], fillings: dict[str, float]
 ) -> Any:
-    """Returns the info of all rows as one TensorDict ``[rows]``."""
+    """Returns the info of a sample, a TensorDict ``[rows]``.
+
+    Args:
+        buffer_ids: number of the buffer of each row.
+        infos: info of each row.
+        fillings: value of each entry for the rows that lack this entry.
+    """
     indices, rows = [], []
     for info in infos:
         index = info[INDEX]
@@ -79,14 +90,23 @@ def filled(shape: Sequence[int], value: float) -> torch.Tensor:
 
 
 def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
-    """Adds the infos to the entries of a sample, and ``buffer_ids`` per item to both."""
+    """Adds the entries of the info to a sample, and gives each item its buffer's number.
+
+    Returns:
+        The sample and the info. Both have the batch size ``[rows, n]``, and so has the entry
+        ``"buffer_ids"`` in both.
+
+    Raises:
+        RuntimeError: a transform or a ``collate_fn`` has changed the batch size of the sample.
+    """
     rows = len(info)
     items = [row.get(INDEX).get(INDEX).shape[0] for row in info.unbind(0)]
     if data.batch_dims < 2 or data.batch_size[0] != rows or data.batch_size[1] not in (-1, *items):
         raise RuntimeError(
-            f"{rows} rows of {items[0]} items were sampled, but the sample has batch size "
-            f"{list(data.batch_size)}, because a transform or collate_fn has changed it; take "
-            "index and weights from sample(return_info=True, include_info=False)"
+            f"{rows} rows of {items[0]} items were sampled, but a transform or collate_fn has "
+            f"changed the batch size of the sample to {list(data.batch_size)}; use "
+            "sample(return_info=True, include_info=False), and take the index and the weights "
+            "from the info"
         )
     stacked = (data, info, info.get(INDEX))
     if not any(isinstance(one, LazyStackedTensorDict) for one in stacked):
@@ -100,29 +120,50 @@ def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
 
 
 def local(index: torch.Tensor, storage: Any) -> Any:
-    """Returns the index of a row for its storage: int64 ``[n]``, or a tuple of ``ndim`` of them."""
+    """Returns the index of a row in the form that its storage expects.
+
+    Args:
+        index: int64 ``[n]``, or ``[n, ndim]`` if the storage has several dimensions.
+        storage: storage of the row's buffer.
+
+    Returns:
+        int64 ``[n]``, or a tuple of ``ndim`` such tensors.
+    """
     return tuple(index.unbind(-1)) if getattr(storage, "ndim", 1) > 1 else index
 
 
 class Route(NamedTuple):
-    """The part of a sample that belongs to one buffer."""
+    """The items of a sample that belong to one buffer."""
 
     at: int  # number of the buffer
-    storage: Any
-    where: torch.Tensor  # index in the storage: int64 ``[n]``, or ``[n, ndim]`` with lanes
-    # Entries of these items: tensors ``[n, ...]``, one number for all, or None.
+    storage: Any  # storage of the buffer
+    where: torch.Tensor  # index in the storage: int64 ``[n]``, or ``[n, ndim]``
+    # Entries of these items: each a tensor ``[n, ...]``, one number for all items, or None.
     entries: dict[Any, Any]
-    rows: torch.Tensor  # positions in the flat sample, int64 ``[n]``
+    rows: torch.Tensor  # positions of the items in the flattened sample, int64 ``[n]``
 
 
 def routes(
     index: Any, storage: Any, entries: dict[Any, Any], *, several: bool = False
 ) -> Iterator[Route]:
-    """Divides the entries of a sample among its buffers."""
+    """Divides the items of a sample among the buffers.
+
+    Args:
+        index: index of the sample, or a part of it.
+        storage: the `StorageEnsemble`.
+        entries: entries of the sample to divide. Each has the leading shape of the index, or is one
+            number for all items, or None.
+        several: if True, an index that has been expanded to several elements per item is reduced to
+            one element per item.
+
+    Raises:
+        TypeError: the index is not a TensorDict with ``"buffer_ids"``.
+        RuntimeError: an entry does not have one value, or an equal number of values, per item.
+    """
     if not isinstance(index, TensorDictBase) or BUFFER_IDS not in index.keys():  # noqa: SIM118
         raise TypeError(
-            f"an index of an ensemble must be a TensorDict with {BUFFER_IDS!r} and {INDEX!r}, like "
-            f"the entry {INDEX!r} of a sample; got {type(index).__name__}"
+            f"an index of an ensemble must be a TensorDict with {BUFFER_IDS!r} and {INDEX!r}, such "
+            f"as the entry {INDEX!r} of a sample, got {type(index).__name__}"
         )
     values = {
         name: None if value is None else cpu.as_tensor(value) for name, value in entries.items()
@@ -155,16 +196,29 @@ def routes(
 
 
 def known_tickets(tickets: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns tickets int64 ``[n]`` of items ``[n, ...]``; None if one is unknown (-1)."""
+    """Returns the tickets of items as int64 ``[n]``, or None if a ticket is unknown.
+
+    Args:
+        tickets: tickets ``[n, ...]``, where -1 stands for an unknown ticket, or None.
+    """
     if tickets is None or bool((tickets < 0).any()):
         return None
     return one_each(tickets)
 
 
 def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
-    """Returns tickets of a write, derived from the position of the ring's head before it.
+    """Returns the tickets of items that were just written to a buffer.
 
-    A ticket of -1 stands for no item. The tickets are too low if other processes wrote, too.
+    The tickets are computed from the head of the ring before the write. They are too low if another
+    process has written at the same time.
+
+    Args:
+        rb: the buffer.
+        before: position of the ring's head before the write.
+        slots: slots of the items, int64 ``[n]``.
+
+    Returns:
+        int64 ``[n]``. The ticket -1 means that the item was not stored.
     """
     ring = ring_of(rb._storage)
     if ring is None or not len(slots):
@@ -178,19 +232,30 @@ def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
 def routed(
     data: Any, count: int, key: str | tuple[str, ...] | None, dim: int | None
 ) -> tuple[TensorDictBase, torch.Tensor]:
-    """Returns the flattened items of a batch, ``[n]``, and the buffer number of each item."""
+    """Selects the buffer of each item in a batch.
+
+    Args:
+        data: a TensorDict.
+        count: number of buffers.
+        key: key of the entry that contains buffer numbers, or None.
+        dim: dimension with one entry per buffer, or None to use ``key``.
+
+    Returns:
+        The flattened items ``[n]``, and the buffer number of each item, int64 ``[n]``.
+    """
     if not isinstance(data, TensorDictBase):
         raise TypeError(
-            f"only TensorDicts can be divided among the buffers, got {type(data).__name__}; write "
-            "to one of the buffers with ensemble[i].extend(data)"
+            "data that an ensemble divides among its buffers must be a TensorDict, got "
+            f"{type(data).__name__}; write other data to one of the buffers with "
+            "ensemble[i].extend(data)"
         )
-    # tensordict 0.12 cannot infer the size of a dimension that has no items.
+    # In tensordict 0.12, reshape(-1) fails for a batch without items.
     items = data.reshape(data.batch_size.numel())
     if dim is not None:
         if not -data.batch_dims <= dim < data.batch_dims or data.batch_size[dim] != count:
             raise ValueError(
-                f"routing_dim={dim} must have one entry for each of the {count} buffers, but the "
-                f"data have batch size {list(data.batch_size)}"
+                f"routing_dim={dim} must be a dimension with one entry for each of the {count} "
+                f"buffers, got data with batch size {list(data.batch_size)}"
             )
         shape = [1] * data.batch_dims
         shape[dim] = count
@@ -199,22 +264,31 @@ def routed(
     numbers = data.get(key, None)
     if numbers is None:
         raise KeyError(
-            f"the routing_key {key!r}, which selects the buffer of each item, is not an entry of "
-            f"the data, which have {sorted(map(str, data.keys(True, True)))}"
+            f"the data have no entry {key!r}, which is the routing_key that selects the buffer of "
+            f"each item; they have {sorted(map(str, data.keys(True, True)))}"
         )
     if numbers.dtype is torch.bool or numbers.is_floating_point() or numbers.is_complex():
-        raise TypeError(f"buffers are selected by integers, got {numbers.dtype} in {key!r}")
+        raise TypeError(f"buffer numbers must be integers, got {numbers.dtype} in {key!r}")
     numbers = numbers.detach().cpu().long().reshape(-1)
     if len(numbers) != len(items):
-        raise ValueError(f"{key!r} has {len(numbers)} buffer numbers for {len(items)} items")
+        raise ValueError(
+            f"the entry {key!r} must have one buffer number per item, got {len(numbers)} numbers "
+            f"for {len(items)} items"
+        )
     wrong = numbers[(numbers < 0) | (numbers >= count)]
     if len(wrong):
-        raise ValueError(f"{key!r} contains buffer {int(wrong[0])}, but this ensemble has {count}")
+        raise ValueError(
+            f"buffer numbers in {key!r} must be between 0 and {count - 1}, got {int(wrong[0])}"
+        )
     return items, numbers
 
 
 def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
-    """Expands ``info`` to the batch size ``lead`` and adds its entries to ``data``."""
+    """Expands the info to the batch size ``lead``, and adds its entries to the sample.
+
+    Returns:
+        The sample and the info.
+    """
     index = info.get(INDEX)
     ids = index.get(BUFFER_IDS)
     ids = ids.reshape(*ids.shape, *(1,) * (len(lead) - ids.dim())).expand(lead)
@@ -226,7 +300,7 @@ def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
     dims = len(lead)
     item = tuple(data.batch_size[dims:])
     with unlocked(data):
-        data.pop(INDEX, None)  # the previous index of the items, of any form
+        data.pop(INDEX, None)  # replaces an index of any type
         for key, value in about.items(True, True):
             tail = value.shape[dims:]
             if item and tail[: len(item)] != item:
@@ -236,16 +310,26 @@ def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _of(value: torch.Tensor | None, rows: Any) -> torch.Tensor | None:
-    """Returns the entries of the given rows; a single number applies to all rows."""
+    """Returns the values of some rows. One number for all rows, or None, is returned unchanged."""
     return value if value is None or value.dim() == 0 else value[rows]
 
 
 def _is_constant(numbers: torch.Tensor, dim: int) -> bool:
+    """True if the numbers do not change along a dimension."""
     return bool((numbers == numbers.narrow(dim, 0, 1)).all())
 
 
 def _divided(name: object, value: torch.Tensor | None, lead: torch.Size) -> torch.Tensor | None:
-    """Reshapes entries to ``[items, ...]``; a single number stays a single number."""
+    """Flattens the leading shape of an entry, so that it has one row per item.
+
+    Args:
+        name: key of the entry, for the message.
+        value: the entry, one number for all items, or None.
+        lead: leading shape of the items.
+
+    Returns:
+        ``[items, ...]``, one number for all items, or None.
+    """
     count = lead.numel()
     if value is None or value.dim() == 0:
         return value
@@ -254,5 +338,8 @@ def _divided(name: object, value: torch.Tensor | None, lead: torch.Size) -> torc
     if value.numel() == 1:
         return value.reshape(())
     if value.numel() % count or not value.numel():
-        raise RuntimeError(f"got {value.numel()} numbers ({name}) for {count} items")
+        raise RuntimeError(
+            f"{name} must have one number, or one number per item, got {value.numel()} numbers for "
+            f"{count} items"
+        )
     return value.reshape(count, -1)

@@ -1,12 +1,11 @@
-"""A fixed data set and collected items, which have a fixed share in each sample.
+"""Samples from a fixed data set (the offline part) and from collected items (the online part).
 
     extend(data)  ──▶  the online part
-    sample(n)     ──▶  round(fraction * n) rows of the data set, the rest online, in one batch [n]
+    sample(n)     ──▶  round(fraction * n) rows of the data set, the other rows online, as one batch
 
-Both parts have one common index. Reads, priorities and patches are applied to the part that the
-index selects:
+Both parts have one common index, which selects the part for reads, priorities and patches:
 
-    0 .. capacity - 1              slots of the online part, as its writes return them
+    0 .. capacity - 1              slots of the online part, as returned by its writes
     capacity .. capacity + data    items of the data set
 """
 
@@ -59,20 +58,22 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
     data set, then rows of the online part. While the online part is empty, all rows come from the
     data set. ``extend`` and ``add`` write to the online part. The data set never changes.
 
-    All processes that use the online part share the proportion. After `anneal` in one of them, it
-    applies to the next sample of each. It is stored with the online part.
+    All processes that use the online part share the proportion, which is stored with the online
+    part. If one process calls `anneal`, the new proportion applies to the next sample of every
+    process.
 
-    An ``"index"`` below the capacity of the online part is a slot of that part, and larger ones are
-    items of the data set. Both parts can have priorities, set by `update_tensordict_priority` and
-    `update_priority`. An importance weight corrects for the priorities of its own part and does not
-    affect the proportion. Rows of a part without priorities have a weight of 1.
+    An ``"index"`` below the capacity of the online part is a slot of the online part. A larger
+    index is an item of the data set. Both parts can have priorities, which are set by
+    `update_tensordict_priority` and `update_priority`. The importance weight of a row corrects for
+    the priorities within its part, but not for the proportion of the parts. Rows of a part without
+    priorities have a weight of 1.
 
     Args:
         offline_dataset: a buffer, a directory, or a name. A directory (`pathlib.Path`) is opened as
             a `ReadOnlyStorage`, which all learners share. A name is passed to `load_dataset`, for
             example ``"minari:door/human-v2"`` or ``"parquet:runs.parquet"``.
-        online_storage: storage of the online part, with one storage dimension. A
-            `LazyMemmapStorage` is shared.
+        online_storage: one-dimensional storage of the online part. A `LazyMemmapStorage` is shared
+            between processes.
         online_capacity: capacity of a `LazyTensorStorage`, as an alternative to ``online_storage``.
         offline_fraction: share of the data set in a sample, between 0 and 1. The initial value must
             be the same for all handles of a shared online part.
@@ -89,8 +90,8 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         ValueError: not exactly one of ``online_storage`` and ``online_capacity`` was passed. The
             fraction is not between 0 and 1, or differs from the initial one of a shared online
             part. A storage has several dimensions or no maximum size. ``dataset_kwargs`` were
-            passed with a buffer.
-        TypeError: ``offline_dataset`` has another type.
+            passed together with a buffer.
+        TypeError: ``offline_dataset`` is not a buffer, a directory or a name.
 
     Example:
         >>> import torch
@@ -142,9 +143,10 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         for name, storage in (("online", online_storage), ("offline", offline._storage)):
             if storage.ndim != 1 or storage.max_size >= 2**62:
                 raise ValueError(
-                    f"the {name} part has a {type(storage).__name__} with ndim={storage.ndim} and "
-                    f"max_size={storage.max_size}, but it must have one dimension and a size, "
-                    "because an index selects the part by its size"
+                    f"the storage of the {name} part must have one dimension and a maximum size, "
+                    "because an index selects the part by its size, got a "
+                    f"{type(storage).__name__} with ndim={storage.ndim} and "
+                    f"max_size={storage.max_size}"
                 )
         self._base = float(offline_fraction)
         online = TensorDictReplayBuffer(
@@ -153,8 +155,8 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         if rank is not None:
             offline._parts.rank_given = rank
         if online_storage.shared:
-            offline.share()  # so that ranks with the same seed also draw different items from it
-        offline.generator = offline.generator  # its next draw then determines the rank
+            offline.share()  # otherwise ranks with the same seed would draw the same items
+        offline.generator = offline.generator  # the next draw then determines the rank
         self._mixture = _mixture(online_storage, self._base)
         super().__init__(
             (online, offline),
@@ -173,7 +175,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
 
     def _exchange(self, name: str, new: Any) -> Any:
         before = super()._exchange(name, new)
-        if name == "sampler":  # the shares do not change
+        if name == "sampler":  # keeps the proportion of the parts
             mixed = _MixedSampler(self._mixture, self._members)
             mixed.prefetcher = self._parts.prefetcher
             super()._exchange(name, mixed)
@@ -181,43 +183,44 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
 
     @property
     def online_buffer(self) -> ReplayBuffer:
-        """The online part."""
+        """The buffer of the online part, which contains the collected items."""
         return self._members[ONLINE]
 
     @property
     def offline_buffer(self) -> ReplayBuffer:
-        """The data set."""
+        """The buffer of the data set."""
         return self._members[OFFLINE]
 
     @property
     def _start(self) -> int:
-        """The index of the data set's first item."""
+        """Index of the first item of the data set."""
         return self.online_buffer._storage.max_size
 
     # -- the proportion ------------------------------------------------------------------------
 
     @property
     def offline_fraction(self) -> float:
-        """Share of the data set in the next sample of every process."""
+        """Fraction of rows from the data set in the next sample of every process."""
         return float(self._mixture.fraction)
 
     def anneal(self, step: int, total_steps: int) -> None:
-        """Sets the share of the data set for every process. The share decreases linearly to 0.
+        """Sets `offline_fraction` for all processes, so that it decreases linearly to 0.
 
         Args:
-            step: the current step, from 0.
-            total_steps: the step at which the share reaches 0.
+            step: the current step, counted from 0.
+            total_steps: the step at which the fraction reaches 0.
 
         Raises:
             ValueError: ``total_steps`` is below 1, or ``step`` is below 0.
         """
         if total_steps < 1 or step < 0:
             raise ValueError(
-                f"anneal: step {step} of {total_steps} is invalid; count from 0, to at least 1"
+                "anneal: step must be at least 0 and total_steps at least 1, got "
+                f"step={step} and total_steps={total_steps}"
             )
         self._mixture.fraction = self._base * max(0.0, 1.0 - step / total_steps)
 
-    # TorchRL's trainer saves and sets the parts under these names.
+    # TorchRL's trainer reads and sets the fraction under these names.
     @property
     def _offline_fraction(self) -> float:
         return self.offline_fraction
@@ -237,11 +240,14 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
     # -- both parts ----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Returns the number of items of both parts."""
+        """Returns the number of items in both parts."""
         return sum(len(rb) for rb in self._members)
 
     def stats(self) -> dict[str, Any]:
-        """Returns TorchRL's keys for both parts together, ``offline_fraction``, and both sizes."""
+        """Returns the sums of TorchRL's counters, ``offline_fraction``, and the sizes of the parts.
+
+        The sizes are ``offline_size`` and ``online_size``.
+        """
         return {
             **super().stats(),
             "offline_fraction": self.offline_fraction,
@@ -259,15 +265,15 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
     # -- writing -------------------------------------------------------------------------------
 
     def add(self, data: Any, timeout: float | None = None, streams: int | None = None) -> Any:
-        """Writes one item into the online part; see `ReplayBuffer.add`."""
+        """Writes one item to the online part; see `ReplayBuffer.add`."""
         return self.online_buffer.add(data, timeout, streams=streams)
 
     def extend(self, data: Any, *given: Any, **options: Any) -> Any:
-        """Writes a batch into the online part; see `TensorDictReplayBuffer.extend`."""
+        """Writes a batch to the online part; see `TensorDictReplayBuffer.extend`."""
         return self.online_buffer.extend(data, *given, **options)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Removes the items of the online part; see `ReplayBuffer.empty`."""
+        """Removes all items from the online part; see `ReplayBuffer.empty`."""
         self._parts.drop_prefetched()
         self.online_buffer.empty(empty_write_count)
         self._turns.forget()
@@ -284,7 +290,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         return index
 
     def _made(self, rows: Any) -> Batch:
-        if isinstance(rows, tuple):  # rows that were already read during the draw
+        if isinstance(rows, tuple):  # `_MixedSampler.sample` has already read the batch
             return rows
         return super()._made(rows)
 
@@ -311,7 +317,10 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
     # -- items by their index ------------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns items by the index of samples and writes. A slice skips empty slots."""
+        """Returns items by their index in samples, or by key.
+
+        A slice leaves out slots that contain no item.
+        """
         if is_key(index):
             return self[:][index]
         start = self._start
@@ -337,19 +346,27 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         return self._transformed(tree_map(lambda leaf: leaf[order], data, is_leaf=is_collection))
 
     def read_all_in_order(self, end: int | None = None) -> Any:
-        """Returns ``rb[:end]``: the items of the online part, then those of the data set."""
+        """Returns ``rb[:end]``: the items of the online part, then the items of the data set."""
         return self[:end]
 
     def _by_part(
         self, places: torch.Tensor
     ) -> Iterator[tuple[ReplayBuffer, torch.Tensor, torch.Tensor]]:
-        """Yields each part, its rows of ``places``, and the index in the part."""
+        """Divides indices among the two parts.
+
+        Args:
+            places: indices of items, int64 ``[n]``.
+
+        Yields:
+            For each part its buffer, the positions of its items in ``places``, and their indices in
+            this buffer.
+        """
         for at, rb in enumerate(self._members):
             rows = torch.nonzero((places >= self._start) == bool(at)).flatten()
             yield rb, rows, places[rows] - at * self._start
 
     def _routable(self, index: Any) -> TensorDict:
-        """Converts an index to the form of an ensemble's index."""
+        """Converts an index to the index of an ensemble, with "buffer_ids" and "index"."""
         places = cpu.as_tensor(index)
         places = one_each(places) if places.dim() > 1 else places.reshape(-1)
         ids = (places >= self._start).long()
@@ -360,25 +377,43 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
 
 
 class _MixedSampler(SamplerEnsemble):
-    """The samplers of both parts, saved together with the proportion."""
+    """The samplers of both parts, which use the shared proportion and save it.
+
+    Args:
+        mixture: object whose attribute ``fraction`` is the fraction of the data set.
+        parts: the buffers of the online and the offline part.
+    """
 
     def __init__(self, mixture: Any, parts: Sequence[ReplayBuffer]) -> None:
         super().__init__(*(rb._sampler for rb in parts))
         self._mixture = mixture
         self._parts = parts
-        self.prefetcher: Any = None  # prefetcher of the buffer that samples
-        #: The plans of both parts, and the `OneBatch` that makes combined batches with these plans.
+        self.prefetcher: Any = None  # prefetcher of the joint buffer
+        #: The plans of both parts, and the `OneBatch` for these plans, or None if there is none.
         self._one_batch: tuple[list[Plan], OneBatch | None] | None = None
 
     def shares_of(self, count: int, *, waits: bool = False) -> Shares:
-        """Returns the number of rows of each part; 0 online rows if nothing is collected."""
+        """Divides a sample among the parts.
+
+        Args:
+            count: number of items in the sample.
+            waits: if True, the online part has a share even if it is empty.
+
+        Returns:
+            The part and its number of rows, without parts that have no rows.
+        """
         of_data = round(self._mixture.fraction * count)
         if not waits and not len(self._parts[ONLINE]):
             of_data = count
         return [(at, n) for at, n in ((OFFLINE, of_data), (ONLINE, count - of_data)) if n]
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, Any]:
-        """Draws rows of both parts, and reads them if one native call per part is sufficient."""
+        """Draws a sample from both parts.
+
+        Returns:
+            ``((data, info), {})`` if a `OneBatch` can read the rows while it draws them. Otherwise
+            the part, index and info of each row, and an empty dict.
+        """
         shares = self.shares_of(batch_size)
         if self.prefetcher is None or self.prefetcher.hand_over.at_once:
             one = self._as_one()
@@ -391,7 +426,7 @@ class _MixedSampler(SamplerEnsemble):
         return all(self._parts[at].can_sample(share) for at, share in self.shares_of(batch_size))
 
     def _as_one(self) -> OneBatch | None:
-        """Returns the `OneBatch` for both parts; None if their present plans do not allow one."""
+        """Returns a `OneBatch` for the current plans of both parts, or None if it is impossible."""
         plans = [rb.plan for rb in self._parts]
         if self._one_batch is None or self._one_batch[0] != plans:
             self._one_batch = plans, OneBatch.of(self._parts, WEIGHT_KEYS)
@@ -410,28 +445,39 @@ class _MixedSampler(SamplerEnsemble):
 
 
 def _mixture(storage: Storage, base: float) -> Any:
-    """Returns the share, which is stored in shared memory if the storage is shared."""
+    """Returns an object whose attribute ``fraction`` is the fraction of the data set.
+
+    The attribute is stored in shared memory if the storage is shared.
+
+    Args:
+        storage: storage of the online part.
+        base: initial fraction.
+    """
     if isinstance(storage, TensorStorage) or (isinstance(storage, RingBacked) and storage.shared):
         return Mixture(storage.engine(), base)
     return SimpleNamespace(fraction=base)
 
 
 def _concatenated(data: list[Any]) -> Any:
-    """Concatenates the rows of both parts into one batch."""
+    """Concatenates rows of both parts into one batch."""
     if len(data) == 1:
         return data[0]
     try:
         return tree_map(lambda *leaves: torch.cat(leaves), *data, is_leaf=is_collection)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise RuntimeError(
-            "the items of the data set and of the online part differ in form, so they cannot be "
-            f"joined to a batch: {_differences(*data) or error}; write the same entries, or pass a "
-            "transform to one of the parts"
+            "the items of the data set and of the online part have different layouts and cannot be "
+            f"joined into one batch: {_differences(*data) or error}; write the same entries, or "
+            "add a transform to one of the parts"
         ) from error
 
 
 def _differences(*parts: Any) -> str:
-    """Describes the entries that only one of the parts has."""
+    """Describes the entries that only one part has, or returns "" if the parts have the same.
+
+    Args:
+        *parts: rows of the data set, and rows of the online part.
+    """
     if not all(map(is_collection, parts)):
         return ""
     keys = [

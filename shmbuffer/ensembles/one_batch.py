@@ -3,8 +3,8 @@
     buffer 0 ──▶ rows [0, a)    ┐
     buffer 1 ──▶ rows [a, n)    ┘ of the same tensors, index, weights and tickets
 
-This is possible for buffers whose items have one form and are drawn in one native call, without
-further steps.
+This is possible if the items of all buffers have the same layout, and if each buffer draws and
+copies its rows in one native call.
 """
 
 from __future__ import annotations
@@ -22,18 +22,23 @@ from shmbuffer.samplers.sampler import draw_key
 from shmbuffer.tensors.form import cpu
 
 Shares = Sequence[tuple[int, int]]
-"""Pairs of a buffer number and its number of rows, in the order of the batch."""
+"""Pairs of a buffer number and the number of its rows, in the order of the batch."""
 
 
 class OneBatch:
-    """Makes combined batches of two buffers with the given plans."""
+    """Samples combined batches from several buffers.
+
+    Args:
+        plans: plan of each buffer.
+        weight_keys: keys of a sample's entries for the importance weight.
+    """
 
     def __init__(self, plans: Sequence[Plan], weight_keys: tuple[str, ...]) -> None:
         self._plans = plans
         self._weight_keys = weight_keys
         self._leaves = plans[0].payload.leaves
         paths = [leaf.path for leaf in self._leaves.leaves]
-        #: For each buffer, the positions of its leaves among those of the first.
+        #: For each buffer, the position of each of its leaves among the leaves of the first buffer.
         self._orders = [
             [paths.index(leaf.path) for leaf in plan.payload.leaves.leaves] for plan in plans
         ]
@@ -42,7 +47,7 @@ class OneBatch:
 
     @classmethod
     def of(cls, buffers: Sequence[ReplayBuffer], weight_keys: tuple[str, ...]) -> OneBatch | None:
-        """Creates the object; returns None if each buffer has to make its rows separately."""
+        """Returns a `OneBatch` for buffers, or None if their rows cannot be gathered in place."""
         plans = [rb.plan for rb in buffers]
         if not all(map(_is_plain, buffers, plans)):
             return None
@@ -55,7 +60,12 @@ class OneBatch:
         return cls(plans, weight_keys) if fits else None
 
     def sample(self, shares: Shares, starts: Sequence[int]) -> Batch:
-        """Samples a batch. The indices of buffer i begin at ``starts[i]``."""
+        """Samples a batch.
+
+        Args:
+            shares: the rows of the batch.
+            starts: for each buffer, the number to add to its indices.
+        """
         count = sum(share for _, share in shares)
         tensors, _ = self._leaves.outputs((count,))
         index = cpu.empty(count, dtype=torch.int64)
@@ -88,7 +98,7 @@ class OneBatch:
 
 
 def _is_plain(rb: ReplayBuffer, plan: Plan) -> bool:
-    """True if a buffer's rows can be gathered in place."""
+    """True if one native call can draw a buffer's rows and copy them into given tensors."""
     leaves = getattr(plan.payload, "leaves", None)
     return (
         plan.draws

@@ -1,10 +1,10 @@
-"""Several samplers as one. The ensemble chooses buffers, each of which draws its share.
+"""TorchRL's sampler for several buffers. It chooses buffers, each of which draws its share.
 
     batch_size 12, 3 buffers chosen ──▶ buffer 1: 4 items
                                         buffer 0: 4 items   ──▶ index [3, 4], buffer_ids [3]
                                         buffer 1: 4 items
 
-The choice of buffers and then the draws, row by row, use the generator of the buffer.
+The choice of buffers, and then the draws row by row, use the random generator of the ensemble.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Weights = Sequence[float] | torch.Tensor | str | None
 
 
 class IndivisibleBatchError(ValueError, RuntimeError):
-    """A batch that cannot be divided among the buffers to sample."""
+    """Raised if a batch size is not a multiple of the number of rows."""
 
 
 class SamplerEnsemble(JointPart, Sampler):
@@ -40,16 +40,16 @@ class SamplerEnsemble(JointPart, Sampler):
     Args:
         *samplers: one sampler per buffer.
         p: non-negative relative frequency of each buffer. ``"sampleable"`` uses the number of
-            possible draws at the time of the call: items, or slots at which a slice can begin. None
-            uses equal frequencies. The attribute can be changed later.
-        sample_from_all: every batch contains a share of every buffer. Cannot be combined with
-            ``p``.
-        num_buffer_sampled: number of shares of a batch. A buffer can have several shares, or none.
-            The default, also with ``sample_from_all``, is the number of buffers.
+            possible draws in each buffer at the time of the call: items, or slots at which a slice
+            can begin. None uses equal frequencies. The attribute can be changed later.
+        sample_from_all: if True, each batch contains one row from each buffer. Cannot be combined
+            with ``p``.
+        num_buffer_sampled: number of rows of a batch. A buffer can provide several rows, or none.
+            The default is the number of buffers, which is also used with ``sample_from_all``.
 
     Raises:
         RuntimeError: both ``p`` and ``sample_from_all`` were passed.
-        ValueError: ``p`` has the wrong length, a negative number or NaN.
+        ValueError: ``p`` has the wrong length, or contains a negative, infinite or NaN value.
 
     Source: ``torchrl.data.SamplerEnsemble``.
     """
@@ -77,8 +77,8 @@ class SamplerEnsemble(JointPart, Sampler):
     def p(self, value: Weights) -> None:
         if value is not None and self.sample_from_all:
             raise RuntimeError(
-                "p is the probability of each buffer, but sample_from_all=True always samples from "
-                "all of them; pass only one of them"
+                "p, the probability of each buffer, cannot be combined with sample_from_all=True, "
+                "which samples from all buffers; pass only one of the two"
             )
         if value is None or isinstance(value, str):
             if value not in (None, SAMPLEABLE):
@@ -99,7 +99,7 @@ class SamplerEnsemble(JointPart, Sampler):
 
     @property
     def num_buffer_sampled(self) -> int:
-        """Number of shares of a batch."""
+        """Number of rows of a batch, each from one buffer."""
         if self._given_number is None or self.sample_from_all:
             return len(self._members)
         return self._given_number
@@ -116,13 +116,14 @@ class SamplerEnsemble(JointPart, Sampler):
         """Draws items from a `StorageEnsemble`.
 
         Returns:
-            A TensorDict ``[rows]`` with ``"buffer_ids"`` int64 ``[rows]`` and ``"index"`` int64
-            ``[rows, batch_size / rows]``, and a TensorDict with the infos of the draws. Rows that
-            differ in keys or shapes are stacked lazily.
+            The index, a TensorDict ``[rows]`` with ``"buffer_ids"`` int64 ``[rows]`` and
+            ``"index"`` int64 ``[rows, batch_size / rows]``, and a TensorDict ``[rows]`` with the
+            info of each draw. Rows that differ in keys or shapes are stacked lazily.
 
         Raises:
             TypeError: ``storage`` is not a `StorageEnsemble`.
-            RuntimeError: ``num_buffer_sampled`` does not divide the batch size (also a ValueError).
+            RuntimeError: the batch size is not a multiple of ``num_buffer_sampled`` (also a
+                ValueError).
             EmptyBufferError: a chosen buffer has no items to sample, or no buffer can be chosen.
         """
         chosen = self.shares(storage, batch_size)
@@ -131,9 +132,9 @@ class SamplerEnsemble(JointPart, Sampler):
         return stack_index(chosen, [index for index, _ in drawn]), stack_rows([i for _, i in drawn])
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if every buffer that can be chosen is able to provide its share of such a batch.
+        """True if every buffer that can be chosen has enough items for a batch of this size.
 
-        In an ensemble of buffers, the rate limiter of each buffer must also admit its share.
+        In an ensemble of buffers, the rate limiter of each buffer must also admit the sample.
         """
         share, rest = divmod(batch_size, self.num_buffer_sampled)
         if rest:
@@ -149,12 +150,15 @@ class SamplerEnsemble(JointPart, Sampler):
         members = self._members
         if not isinstance(members, PartsOf):
             return all(members[at].can_sample(storages[at], share) for at in chosen)
-        most = share if self.sample_from_all else batch_size  # one buffer may provide all rows
+        most = share if self.sample_from_all else batch_size  # one buffer can provide all rows
         buffers = [members.buffers[at] for at in chosen]
         return all(rb.plan.limits.admits(most) and rb.can_sample(share) for rb in buffers)
 
     def shares(self, storage: Any, batch_size: int) -> list[int]:
-        """Chooses the buffer of each row of a batch; raises the same errors as `sample`."""
+        """Chooses the buffer of each row of a batch, and returns the buffer numbers.
+
+        Raises the same errors as `sample`.
+        """
         if not isinstance(storage, StorageEnsemble):
             raise TypeError(
                 f"a SamplerEnsemble needs a StorageEnsemble, got {type(storage).__name__}"
@@ -162,19 +166,24 @@ class SamplerEnsemble(JointPart, Sampler):
         rows = self.num_buffer_sampled
         if batch_size % rows:
             raise IndivisibleBatchError(
-                f"a batch of {batch_size} cannot be divided among {rows} buffers "
-                "(num_buffer_sampled); use a multiple of it as batch_size"
+                f"batch_size must be a multiple of num_buffer_sampled={rows}, the number of rows, "
+                f"got {batch_size}"
             )
         ask_rank(self, storage)
         return self._choose(storage._members, batch_size // rows)
 
     def _sampleable(self, storages: Sequence[Any], share: int) -> list[int]:
-        """Returns the number of possible draws in each buffer."""
+        """Returns the number of possible draws in each buffer, for ``share`` items per row."""
         each = zip(self._members, storages, strict=True)
         return [sampler._sampleable_count(storage, share) for sampler, storage in each]
 
     def _choose(self, storages: Sequence[Any], share: int) -> list[int]:
-        """Chooses the buffer of each row."""
+        """Chooses the buffer of each row, and returns the buffer numbers.
+
+        Args:
+            storages: the storages of the buffers.
+            share: number of items per row.
+        """
         count = self.num_buffer_sampled
         if self.sample_from_all:
             return list(range(count))
@@ -185,15 +194,26 @@ class SamplerEnsemble(JointPart, Sampler):
             p = cpu.tensor(self._sampleable(storages, share), dtype=torch.float64)
         if not bool(p.any()):
             raise EmptyBufferError(
-                "no buffer can be chosen, because p is 0 for each of them"
+                "no buffer can be chosen, because p is 0 for all buffers"
                 if p is self._p
-                else "no buffer can be chosen, because all of them are empty, or have no slice "
-                "of that length"
+                else "no buffer can be chosen, because all buffers are empty, or have no slice of "
+                "the required length"
             )
         return drawn_by(self, torch.multinomial, p, count, True).tolist()
 
     def _draw(self, at: int, storage: Any, count: int) -> tuple[torch.Tensor, dict[Any, Any]]:
-        """Draws one row. If a pass of its sampler ends in the row, the next pass fills the rest."""
+        """Draws the items of one row, and returns their index and info.
+
+        If a pass without replacement ends within the row, the next pass fills the rest.
+
+        Args:
+            at: number of the buffer.
+            storage: storage of the buffer.
+            count: number of items.
+
+        Raises:
+            EmptyBufferError: the buffer is empty.
+        """
         if not len(storage):
             raise EmptyBufferError(
                 f"buffer {at} of the ensemble is empty; write to ensemble[{at}] before sampling, "
@@ -207,7 +227,7 @@ class SamplerEnsemble(JointPart, Sampler):
             indices.append(part)
             infos.append(info)
             missing -= len(part)
-            # It is intended that short slices return fewer items before the end of a pass.
+            # Before the end of a pass, a sampler of short slices may return fewer items.
             if missing <= 0 or not sampler.ran_out or not len(part):
                 break
         if len(indices) == 1:
@@ -236,16 +256,17 @@ class SamplerEnsemble(JointPart, Sampler):
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Changes priorities in the buffers of the items; see `PrioritizedSampler.update_priority`.
+        """Sets priorities of items; see `PrioritizedSampler.update_priority`.
 
-        The result is the sum over all buffers; buffers without priorities count as zero. If an
-        error occurs, other buffers may already have been changed.
+        The result contains the sums over all buffers. Items in buffers without priorities are not
+        counted. If an error occurs, other buffers may already have been changed.
 
         Args:
             index: ``sample["index"]`` or ``info["index"]``, or a part of it.
-            priority: one number per item, with the same leading shape, or one number for all items.
+            priority: one number per item, with the same leading shape as ``index``, or one number
+                for all items.
             storage: the `StorageEnsemble`.
-            generation: ``sample["index_generation"]``.
+            generation: ``sample["index_generation"]``, or None to update without a check.
         """
         applied = stale = 0
         for part in routes(index, storage, {"priority": priority, "generation": generation}):
@@ -254,31 +275,32 @@ class SamplerEnsemble(JointPart, Sampler):
             update = self._members[part.at].update_priority(
                 part.where, part.entries["priority"], storage=part.storage, **known
             )
-            if update is not None:  # None for samplers from other packages
+            if update is not None:  # a sampler of another package may return None
                 applied, stale = applied + update.applied, stale + update.stale
         return PriorityUpdate(applied, stale)
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Sets the priority of the items at ``index`` to the default of their buffers."""
+        """Sets the priority of the items at ``index`` to the default priority of their buffers."""
         for part in routes(index, storage, {}):
             self._members[part.at].mark_update(part.where, storage=part.storage)
 
-    # -- the rest ------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of each sampler, under its number, and ``p``."""
+        """Returns the state of each sampler, keyed by its number, and ``p``."""
         return {**super().state_dict(), **self._own_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state."""
+        """Loads a state that `state_dict` has returned."""
         super().load_state_dict(state_dict)
         self._take_state(state_dict)
 
     def _own_state(self) -> dict[str, Any]:
-        """Returns the state in addition to those of the samplers."""
+        """Returns the state of the ensemble itself, without the states of the samplers."""
         return {"_p": self._p}
 
     def _take_state(self, state: dict[str, Any]) -> None:
+        """Sets the state that `_own_state` has returned."""
         self._p = state.get("_p", self._p)
 
     def _dump(self, directory: Path, moment: Any) -> None:
@@ -308,7 +330,11 @@ class SamplerEnsemble(JointPart, Sampler):
         return SamplerEnsemble(*(self._members[at] for at in found), **self.choice(found))
 
     def choice(self, found: list[int]) -> dict[str, Any]:
-        """Returns the constructor arguments for the selected buffers."""
+        """Returns constructor arguments for an ensemble of the selected buffers.
+
+        Args:
+            found: numbers of the buffers.
+        """
         return {
             "p": self._p[found] if isinstance(self._p, torch.Tensor) else self._p,
             "sample_from_all": self.sample_from_all,

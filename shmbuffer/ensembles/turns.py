@@ -1,10 +1,10 @@
-"""Applies the rate limiters of several buffers, each to the rows of its own buffer.
+"""Applies the rate limiter of each buffer to the rows of a sample that come from this buffer.
 
-    rows ──▶ each waits until its buffer admits it, and counts
-         ──▶ all are drawn; rows of queues come out of their queue ──▶ the sample
+    for each row:  wait until the rate limiter of its buffer admits the row, and count it
+    then:          draw all rows, or take them out of the buffer's queue ──▶ the sample
 
-A sample that fails is not counted. Items that it has already removed from a queue are kept for the
-next sample of this handle.
+A sample that fails is not counted. Items that it has already taken out of a queue are kept for the
+next sample of the same handle.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from shmbuffer.items.limits import Turn
 from shmbuffer.memory import Ring
 
 Shares = Sequence[tuple[int, int]]
-"""The rows of a sample in order, as pairs of a buffer number and its number of items."""
+"""The rows of a sample in order, as pairs of a buffer number and the row's number of items."""
 
 Row = tuple[int, Any, dict[Any, Any]]
 """A buffer number, items of that buffer, and their info."""
 
 
 class _Taken(NamedTuple):
-    """Items that were removed from a queue."""
+    """Items that were taken out of a queue."""
 
-    share: int
+    share: int  # number of items
     batch: Batch
 
 
 class Turns:
-    """Draws samples from several buffers when each buffer admits its rows."""
+    """Draws samples from several buffers once the rate limiters of all buffers admit them."""
 
     def __init__(self, buffers: Sequence[ReplayBuffer]) -> None:
         self._buffers = buffers
-        #: Rows that were kept after a failure, by process and buffer, oldest first.
+        #: Items of failed samples, oldest first, keyed by pid and buffer number.
         self._kept: dict[tuple[int, int], deque[_Taken]] = {}
 
     def are_needed(self) -> bool:
-        """True if one of the buffers is limited."""
+        """True if at least one of the buffers has a rate limiter or a queue."""
         return any(rb.plan.limits.hold for rb in self._buffers)
 
     def sample(
@@ -53,13 +53,13 @@ class Turns:
         join: Callable[[list[Row]], Batch],
         least: Mapping[int, int],
     ) -> Batch:
-        """Waits until all rows are admitted, then draws and joins them.
+        """Waits until all rows are admitted, then draws and joins the rows.
 
         Args:
-            shares: the rows.
-            draw: draws a row that does not come from a queue.
-            join: joins the rows to a sample.
-            least: for some buffers, the number of items to wait for.
+            shares: buffer and number of items of each row.
+            draw: function that draws a row from a buffer that is not a queue.
+            join: function that joins the rows into a sample.
+            least: number of items that a buffer must contain, keyed by buffer number.
         """
         turns: list[Turn | None] = []
         taken: list[tuple[int, _Taken]] = []
@@ -85,23 +85,35 @@ class Turns:
             raise
 
     def _out_of_queue(self, at: int, ring: Ring, share: int) -> Batch | None:
-        """Returns a row, kept or new; None if the buffer is no longer a queue."""
+        """Returns a row from a queue, and uses the items of a failed sample first.
+
+        Args:
+            at: number of the buffer.
+            ring: ring of the buffer.
+            share: number of items.
+
+        Returns:
+            The row, or None if the buffer is no longer a queue.
+
+        Raises:
+            RuntimeError: a failed sample has taken a different number of items.
+        """
         kept = self._kept.get((os.getpid(), at), deque())
         try:
-            first = kept.popleft()  # several threads may share this queue
+            first = kept.popleft()  # no check before, because another thread may pop the last item
         except IndexError:
             return drawing.take_batch(self._buffers[at].plan, ring, share)
         if first.share == share:
             return first.batch
         kept.appendleft(first)
         raise RuntimeError(
-            f"a failed sample has already taken {first.share} items out of the queue of buffer "
-            f"{at}. They are kept for the next sample, but this one needs {share}; sample with the "
-            "earlier batch size first"
+            f"a failed sample has taken {first.share} items out of the queue of buffer {at}, and "
+            f"the next sample must use these items, but this sample needs {share} items; first "
+            "sample with the same batch size as the failed sample"
         )
 
     def forget(self) -> None:
-        """Discards the kept items, because the buffers were emptied."""
+        """Discards the items of failed samples, because the buffers were emptied."""
         self._kept.clear()
 
     def __reduce__(self) -> Any:

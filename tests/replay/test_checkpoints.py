@@ -1359,6 +1359,6 @@ def test_an_ensemble_is_not_saved_over_the_files_of_its_buffers(tmp_path: Path) 
     scratch = tmp_path / "storage" / "0"
     rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(4, scratch_dir=scratch), batch_size=2)
     rb.extend(TensorDict({"a": torch.arange(3)}, [3]))
-    with pytest.raises(RuntimeError, match="storage 0 of the ensemble has its own files there"):
+    with pytest.raises(RuntimeError, match="contains the files of storage 0 of the ensemble"):
         ReplayBufferEnsemble(rb, batch_size=2).dumps(tmp_path)
     assert rb[:]["a"].tolist() == [0, 1, 2]

@@ -138,7 +138,7 @@ def test_without_a_batch_size_nothing_is_drawn() -> None:
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
 def test_a_batch_that_cannot_be_divided_is_refused(error: type[Exception]) -> None:
     rb = ReplayBufferEnsemble(*numbers(0, 100, 200))
-    with pytest.raises(error, match="batch of 7 cannot be divided among 3 buffers"):
+    with pytest.raises(error, match=r"must be a multiple of num_buffer_sampled=3, .* got 7"):
         rb.sample(7)
 
 
@@ -314,7 +314,7 @@ def test_choices_that_make_no_sense_are_refused(
 
 def test_a_p_of_zeros_has_nothing_to_choose() -> None:
     rb = ReplayBufferEnsemble(*numbers(0, 100), p=[0.0, 0.0], batch_size=4)
-    with pytest.raises(EmptyBufferError, match="p is 0 for each of them"):
+    with pytest.raises(EmptyBufferError, match="p is 0 for all buffers"):
         rb.sample()
 
 
@@ -328,7 +328,7 @@ def test_sampleable_chooses_by_what_is_there() -> None:
     assert 0.2 < share < 0.47  # a third
     for buffer in (full, half):
         buffer.empty()
-    with pytest.raises(EmptyBufferError, match="all of them are empty"):
+    with pytest.raises(EmptyBufferError, match="all buffers are empty"):
         rb.sample()
 
 
@@ -453,7 +453,7 @@ def test_as_many_collate_fns_as_buffers() -> None:
 def test_a_transform_that_changes_the_batch_size_is_named() -> None:
     rb = ReplayBufferEnsemble(*dicts(0, 100), batch_size=4, transform=lambda td: td.reshape(-1))
     with pytest.raises(
-        RuntimeError, match=r"2 rows of 2 items .* batch size \[4\], because a transform"
+        RuntimeError, match=r"2 rows of 2 items .* a transform .* batch size of the sample to \[4\]"
     ):
         rb.sample()
     data, info = rb.sample(return_info=True, include_info=False)
@@ -621,7 +621,7 @@ def test_buffers_without_priorities_count_no_updates() -> None:
     ("index", "priority", "error", "message"),
     [
         (torch.arange(3), 1.0, TypeError, "TensorDict with 'buffer_ids' and 'index'"),
-        (None, torch.ones(7), RuntimeError, r"7 numbers \(priority\) for 4 items"),
+        (None, torch.ones(7), RuntimeError, r"priority must have .* got 7 numbers for 4 items"),
         (None, torch.full((2, 2), float("nan")), ValueError, "nan"),
     ],
 )
@@ -779,10 +779,10 @@ def test_everything_is_the_ensemble_itself() -> None:
         (
             torch.zeros(2, 2, dtype=torch.int64),
             RuntimeError,
-            "must have one dimension, but this one has 2",
+            "must have one dimension, got an index with 2 dimensions",
         ),
-        (torch.zeros(2), TypeError, "selected by integers, got float32"),
-        ({}, IndexError, "{} names no buffer"),
+        (torch.zeros(2), TypeError, "must be integers, got float32"),
+        ({}, IndexError, "{} does not select a buffer"),
         ((0, 99), IndexError, "99"),
     ],
 )
@@ -804,7 +804,7 @@ def test_samplers_and_writers_have_no_items(name: str) -> None:
     part: Any = getattr(ReplayBufferEnsemble(*numbers(0, 100)), name)
     assert part[(0,)] is part[0]
     with pytest.raises(
-        IndexError, match=rf"\(0, 1\) has 2 parts, but a {name} has no items.*pass the index"
+        IndexError, match=rf"an index of {name}s must not have several .* got \(0, 1\)"
     ):
         part[0, 1]
 
@@ -860,7 +860,7 @@ def test_the_ensembles_parts_can_be_exchanged() -> None:
         rb[0].extend(torch.arange(2))
     with pytest.raises(TypeError, match="the sampler of an ensemble must be a SamplerEnsemble"):
         rb.set_sampler(RandomSampler())
-    with pytest.raises(ValueError, match="got 1 writers for 2 buffers"):
+    with pytest.raises(ValueError, match="must have one writer for each of the 2 buffers, got 1"):
         rb.set_writer(WriterEnsemble(RoundRobinWriter()))
 
 
@@ -964,7 +964,7 @@ def test_parts_of_different_numbers_are_refused() -> None:
         writers.register_storage(storages)
     with pytest.raises(TypeError, match="needs a StorageEnsemble, got LazyTensorStorage"):
         writers.register_storage(storages[0])
-    with pytest.raises(TypeError, match="transforms must have one for each storage, got 1 for 2"):
+    with pytest.raises(TypeError, match="for each storage, got 1 for 2 storages"):
         StorageEnsemble(*storages._members, transforms=[None])
     with pytest.raises(ValueError, match="at least one storage"):
         StorageEnsemble()
@@ -1015,7 +1015,9 @@ def test_a_dimension_of_the_data_names_the_buffers() -> None:
     rb = ReplayBufferEnsemble(*rbs, routing_dim=-1)
     rb.extend(TensorDict({"x": torch.arange(6).view(3, 2)}, [3, 2]))
     assert (rbs[0]["x"].tolist(), rbs[1]["x"].tolist()) == ([0, 2, 4], [1, 3, 5])
-    with pytest.raises(ValueError, match=r"routing_dim=-1 must have one entry for each of the 2"):
+    with pytest.raises(
+        ValueError, match=r"routing_dim=-1 must be a dimension with one entry for each of the 2"
+    ):
         rb.extend(TensorDict({"x": torch.arange(3)}, [3]))
     with pytest.raises(RuntimeError, match="an item was given to the ensemble"):
         rb.add(TensorDict({"x": torch.tensor(3)}, []))
@@ -1024,10 +1026,14 @@ def test_a_dimension_of_the_data_names_the_buffers() -> None:
 @pytest.mark.parametrize(
     ("to", "error", "message"),
     [
-        (torch.tensor([0, 2]), ValueError, "'to' contains buffer 2, but this ensemble has 2"),
-        (torch.tensor([0, -1]), ValueError, "'to' contains buffer -1, but this ensemble has 2"),
-        (torch.tensor([0.0, 1.0]), TypeError, "selected by integers, got torch.float32 in 'to'"),
-        (torch.zeros(2, 2, dtype=torch.int64), ValueError, "'to' has 4 buffer numbers for 2"),
+        (torch.tensor([0, 2]), ValueError, "in 'to' must be between 0 and 1, got 2"),
+        (torch.tensor([0, -1]), ValueError, "in 'to' must be between 0 and 1, got -1"),
+        (torch.tensor([0.0, 1.0]), TypeError, "must be integers, got torch.float32"),
+        (
+            torch.zeros(2, 2, dtype=torch.int64),
+            ValueError,
+            "one buffer number per item, got 4 numbers for 2",
+        ),
         (None, KeyError, "no entry 'to'"),
     ],
 )
@@ -1039,7 +1045,7 @@ def test_a_batch_that_names_no_buffers_is_refused_whole(
     with pytest.raises(error, match=message):
         rb.extend(data if to is None else data.set("to", to))
     assert rb.write_count == 20
-    with pytest.raises(TypeError, match="only TensorDicts can be divided among the buffers"):
+    with pytest.raises(TypeError, match="must be a TensorDict, got Tensor"):
         rb.extend(torch.zeros(3))
     with pytest.raises(ValueError, match="routing_key and routing_dim cannot be combined"):
         ReplayBufferEnsemble(*dicts(0), routing_key="to", routing_dim=0)

@@ -226,7 +226,7 @@ def test_it_falls_as_a_straight_line_to_0() -> None:
 @pytest.mark.parametrize(("step", "total"), [(0, 0), (-1, 5)])
 def test_a_place_that_is_not_on_the_line_is_refused(step: int, total: int) -> None:
     rb = mixed()
-    with pytest.raises(ValueError, match=rf"step {step} of {total}"):
+    with pytest.raises(ValueError, match=f"got step={step} and total_steps={total}"):
         rb.anneal(step, total)
     assert rb.offline_fraction == 0.25
 
@@ -421,8 +421,11 @@ def test_items_of_other_forms_are_named_with_the_part_that_has_them() -> None:
             {"online_capacity": 3, "online_storage": LazyTensorStorage(3)},
             "either online_storage or online_capacity",
         ),
-        ({"online_storage": LazyTensorStorage(6, ndim=2)}, "the online part has .* ndim=2"),
-        ({"online_storage": ListStorage()}, "the online part has a ListStorage"),
+        (
+            {"online_storage": LazyTensorStorage(6, ndim=2)},
+            "the online part must .* ndim=2",
+        ),
+        ({"online_storage": ListStorage()}, "storage of the online part must .* ListStorage"),
         (
             {"online_capacity": 3, "root": "/tmp"},
             "'root' is only supported for a data set that is loaded by name",

@@ -209,7 +209,7 @@ def test_slices_end_there_though_flags_are_kept() -> None:
     [
         (True, {}, RuntimeError, "a ListStorage cannot change items in place"),
         (False, {"end_key": "end"}, KeyError, "the items have no entry 'end'"),
-        (False, {"end_key": "x"}, TypeError, "'x' is torch.int64, not bool"),
+        (False, {"end_key": "x"}, TypeError, "'x' must be bool, got torch.int64"),
         (False, {"end_key": ("next", "truncated")}, ValueError, "the keys must be different"),
     ],
 )

@@ -66,7 +66,9 @@ def test_a_buffer_whose_trajectories_are_too_short_is_never_chosen() -> None:
         assert (rb.sample()["index", "buffer_ids"] == 1).all()
     one.empty()
     assert not rb.can_sample()
-    with pytest.raises(EmptyBufferError, match="are empty, or have no slice of that length"):
+    with pytest.raises(
+        EmptyBufferError, match="are empty, or have no slice of the required length"
+    ):
         rb.sample()
 
 

@@ -422,9 +422,9 @@ class ShardedClient:
         tickets = None if generation is None else np.asarray(generation).reshape(-1)
         if len(shards) not in (1, count) or (tickets is not None and len(tickets) != count):
             raise ValueError(
-                f"update_priority of {count} items needs one value per item, got {len(shards)} in "
-                "shard="
-                + ("" if tickets is None else f" and {len(tickets)} in generation=")
+                f"update_priority of {count} items needs one value per item, got {len(shards)} "
+                "for shard"
+                + ("" if tickets is None else f" and {len(tickets)} for generation")
                 + ". Nothing was changed"
             )
         shards = np.broadcast_to(shards, (count,))
