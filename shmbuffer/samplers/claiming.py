@@ -1,14 +1,14 @@
-"""Claims of units: a learner chooses units, and claims them so that no other learner gets them.
+"""Lets a learner choose units and claim them for a consumer, so that no other learner gets them.
 
     Source ──choose──▶ units ──Consumer.claim──▶ units that no other learner holds
       ▲                                              ╰──▶ leave_out: all chosen units
       ├── put_back    items whose leases have ended
-      ├── look        units of other learners: once per second, and if too few units are left
-      └── lost        items that can never be delivered, as when their group has lost an item
+      ├── look        other learners' units: once per second, and if too few units are left
+      └── lost        items that can never be delivered, for example if their group lost an item
 
-A unit is an item, a group or a window. Lost items are acknowledged without a delivery, so that
-writers do not wait for them. The same applies to a group that blocks all writers and can never be
-complete.
+A unit is an item, a group or a window. Items that can never be delivered are acknowledged without a
+delivery, so that writers do not wait for them. This includes the items of a group that blocks all
+writers and can never be complete.
 """
 
 from __future__ import annotations
@@ -34,40 +34,42 @@ from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import LEASES, ItemStates, LeasedItems
 from shmbuffer.samplers.taking import Consumes, Taking
 
-_EVERY_S = 1.0  # seconds between two updates from other learners' units
-_SHORT_S = 0.02  # seconds between two updates if there are too few units
+_EVERY_S = 1.0  # seconds between two updates of a source from the ledger
+_SHORT_S = 0.02  # seconds between two updates if a source has too few units
 _RARELY = 20  # updates take at most 1 / _RARELY of a learner's time
 
 
-Under = tuple[float, Leases]  # see `Consumer.take`
+Under = tuple[float, Leases]  # duration of leases in seconds, and the list that records them
 
 
 class Units(NamedTuple):
-    """Units (items, groups or windows), int64 ``[units, size]``."""
+    """Units (items, groups or windows). The arrays are int64 ``[units, size]``."""
 
     elements: Ints
+    """Elements of the items."""
     tickets: Ints
     """Tickets of the items, or -1 for an item that is no longer in the source."""
 
     def select(self, which: Flags | slice) -> Units:
-        """Returns the selected units."""
+        """Returns the units that a mask or slice selects."""
         return Units(self.elements[which], self.tickets[which])
 
     def join(self, more: Units) -> Units:
-        """Returns these units followed by other units."""
+        """Returns these units followed by ``more``."""
         return Units(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
 
 
 class Source(ABC):
-    """Base class of the sets of units from which one learner chooses.
+    """Base class of sources: sets of units from which one learner chooses.
 
-    The caller must hold the sampler's lock.
+    The caller of each method holds the sampler's lock.
 
     Attributes:
         ring: the ring of the items.
         size: number of items in a unit.
         table: table of the units. It is replaced by a new object when all items are read again.
-        laps: number of complete rewrites of the ring after which an update is due early.
+        laps: number of times that the ring can be overwritten completely before the source must be
+            updated.
     """
 
     ring: Ring
@@ -81,50 +83,68 @@ class Source(ABC):
 
     @abstractmethod
     def choose(self, most: int) -> Units:
-        """Chooses up to ``most`` units. They stay in the source until `leave_out` is called."""
+        """Chooses up to ``most`` units, which stay in the source until `leave_out` is called."""
 
     @abstractmethod
     def leave_out(self, chosen: Units, which: Flags) -> None:
-        """Removes some of the last chosen units, because a learner holds them."""
+        """Removes units from the source, because a learner holds them.
+
+        Args:
+            chosen: the result of the last call of `choose`.
+            which: True for each unit to remove.
+        """
 
     @abstractmethod
     def put_back(self, slots: Ints, tickets: Ints) -> None:
-        """Allows items to be chosen again, because their leases have ended."""
+        """Adds items to the source again, because their leases have ended."""
 
     @abstractmethod
     def look(self, item_states: ItemStates, *, is_new: bool) -> Ints:
-        """Removes the items of other learners, and puts back the items that they have returned.
+        """Updates the source from the ledger of the consumer.
+
+        Removes items that other learners hold, and adds items that they have returned.
+
+        Args:
+            item_states: states of all items in the ledger.
+            is_new: True if the table of the source is new since the last update.
 
         Returns:
             Slots of items that no learner holds and that can never be delivered.
         """
 
     def lost(self) -> Units | None:
-        """Returns items that became undeliverable since the last call, as units of one item."""
+        """Returns items that became undeliverable since the last call, as units of one item.
+
+        None means that there are no such items.
+        """
         return None
 
     def missing(self, oldest: Oldest) -> int:
-        """Returns how many items are missing in the group of this item, or 0 without a group."""
+        """Returns the number of items that are missing in the group of the oldest item.
+
+        The number is 0 if the item belongs to no incomplete group.
+        """
         return 0
 
     def give_up(self, oldest: Oldest) -> None:
-        """Abandons the group of this item. All its items become `lost`."""
+        """Abandons the group of the oldest item. `lost` then returns all items of the group."""
         raise NotImplementedError
 
     def facts(self, elements: Ints) -> dict[Any, torch.Tensor]:
-        """Returns additional entries for a sample of these elements."""
+        """Returns additional entries for a sample with these elements."""
         return {}
 
 
 class Claims:
-    """Claims of one learner for a consumer. The caller must hold the sampler's lock."""
+    """Claims units for one learner. The caller of each method holds the sampler's lock."""
 
     def __init__(self) -> None:
-        self._table: Any = None
+        self._table: Any = None  # table of the source at the last update
         self._known = np.zeros(LEASES, np.uint64)  # ended leases whose items were put back
         self._asked_s = 0.0  # time of the last request for ended leases
-        self._looked_s, self._looked_at, self._took_s = 0.0, 0, 0.0  # last update: time, head, cost
-        self._held_up: tuple[int, float] | None = None  # a blocked head, and since when
+        # Time of the last update of the source, head of the ring at this time, and its duration.
+        self._looked_s, self._looked_at, self._took_s = 0.0, 0, 0.0
+        self._held_up: tuple[int, float] | None = None  # a head that is blocked, and since when
 
     def __reduce__(self) -> Any:
         return Claims, ()  # the state belongs to one handle
@@ -135,14 +155,16 @@ class Claims:
         """Claims units.
 
         Args:
-            source: source of the units.
-            consumer: consumer that claims them.
+            source: source from which units are chosen.
+            consumer: consumer for which units are claimed.
             wanted: requested number of units, and the minimum number.
-            under: seconds of the leases, and the list that records them; see `Consumer.claim`.
+            under: duration of the leases in seconds, and the list that records them; see
+                `Consumer.claim`.
 
         Returns:
-            The items of each lease. If there are too few units, the list is empty, unless no more
-                units can be written before these are acknowledged.
+            The claimed items, for each lease. If the source has fewer than the minimum number of
+            units, the list is empty. It is not empty if no more units can be written before the
+            present units are acknowledged.
         """
         most, least = wanted
         self._follow(source, consumer)
@@ -154,13 +176,17 @@ class Claims:
                 taken = self._claim(source, consumer, there, under)
                 if sum(len(part.slots) for part in taken) == there * source.size:
                     return taken
-                for part in taken:  # the source now excludes the units of other learners
+                # Other learners held some of the units, which the source has now left out.
+                for part in taken:
                     consumer.give_back(part.lease)
             elif not self._unblock(source, consumer):
                 return []
 
     def can_take(self, source: Source, consumer: Consumer, wanted: int) -> bool:
-        """True if `take` would return ``wanted`` units now, or no more units can be written."""
+        """True if `take` would return units now.
+
+        Fewer than ``wanted`` units suffice if no more units can be written.
+        """
         self._follow(source, consumer, is_short=True)
         while True:
             there = self._free(source, consumer, wanted)
@@ -169,10 +195,16 @@ class Claims:
         size = source.size
         return there >= wanted or consumer.cannot_grow(there * size, wanted * size)
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- updates of the source -----------------------------------------------------------------
 
     def _follow(self, source: Source, consumer: Consumer, *, is_short: bool = False) -> None:
-        """Updates the source from the ledger."""
+        """Updates the source from the ledger, if this is due.
+
+        Args:
+            source: the source.
+            consumer: the consumer of the ledger.
+            is_short: True if the source has too few units, so that updates are due more often.
+        """
         if (lost := source.lost()) is not None:
             there = lost.tickets >= 0
             consumer.drop(lost.elements[there], lost.tickets[there])
@@ -189,6 +221,7 @@ class Claims:
         self._asked_s = now_s
 
     def _look(self, source: Source, consumer: Consumer, *, is_new: bool) -> None:
+        """Updates the source from the states of all items, and drops undeliverable items."""
         began_s = time.monotonic()
         item_states = consumer.item_states()
         slots = source.look(item_states, is_new=is_new)
@@ -201,6 +234,7 @@ class Claims:
     def _claim(
         self, source: Source, consumer: Consumer, wanted: int, under: Under
     ) -> list[LeasedItems]:
+        """Chooses and claims up to ``wanted`` units, and returns the items of each lease."""
         taken: list[LeasedItems] = []
 
         def claim(elements: Ints, tickets: Ints, sizes: Ints) -> Flags:
@@ -225,11 +259,14 @@ class Claims:
         return 0
 
     def _unblock(self, source: Source, consumer: Consumer) -> bool:
-        """Abandons the group of the oldest item if the group can never be complete.
+        """Abandons the group of the oldest item, if this group can never be complete.
 
         A group can never be complete if its other items do not fit into the ring before the oldest
-        item is acknowledged. The same is assumed if all writers have waited so long that a dead
-        writer would have been restarted by now.
+        item is acknowledged. This is also assumed if all writers have been waiting for `ALONE_S`
+        seconds, because a dead writer would have been restarted by then.
+
+        Returns:
+            True if a group was abandoned.
         """
         oldest = consumer.oldest_to_give()
         if oldest is None:
@@ -245,6 +282,7 @@ class Claims:
         return True
 
     def _is_held_up(self, consumer: Consumer, oldest: Oldest) -> bool:
+        """True if all writers have been waiting for the oldest item for `ALONE_S` seconds."""
         if not (oldest.waits and consumer.all_writers_wait()):
             self._held_up = None
             return False
@@ -255,7 +293,16 @@ class Claims:
 
 
 def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags:
-    """Returns True for each unit that is present and claimed."""
+    """Claims those chosen units whose items are all still in the source.
+
+    Args:
+        chosen: the units.
+        claim: function that claims units, given the elements, the tickets and the size of each
+            unit. Returns True for each claimed unit.
+
+    Returns:
+        True for each unit that was claimed.
+    """
     there = chosen.tickets >= 0
     if not there.all():
         kept: Flags = np.all(there, axis=1)
@@ -267,7 +314,12 @@ def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags
 
 
 class ClaimingSampler(Consumes):
-    """A sampler that chooses units for a consumer, so that each unit is delivered once."""
+    """Base class of samplers that choose units for a consumer, which delivers each unit once.
+
+    Args:
+        consumer: name of the consumer, or None.
+        start: first item of a new consumer.
+    """
 
     def __init__(self, consumer: str | None, start: Start) -> None:
         super().__init__(consumer, 1, start)
@@ -275,21 +327,32 @@ class ClaimingSampler(Consumes):
 
     @property
     def _lock(self) -> AbstractContextManager[Any]:
-        """Returns the lock to hold while the source is used."""
+        """The lock that protects the source."""
         raise NotImplementedError
 
     def _source(self, storage: Any, consumer: Consumer) -> Source:
-        """Returns the current units of a storage, or raises EmptyBufferError if it is empty."""
+        """Returns the source of a storage's units. Raises EmptyBufferError if it has no items."""
         raise NotImplementedError
 
     def _exhausted(self) -> str:
-        """Describes which items were delivered, for the error if nothing is left."""
+        """Describes which items were delivered, for the error that is raised if no units remain."""
         raise NotImplementedError
 
     def _claimed(
         self, storage: Any, wanted: int, size: int, taking: Taking | None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Claims ``wanted`` units of ``size`` items, and waits like `Consumer.wait_for`."""
+        """Claims units, and waits until there are enough units; see `Consumer.wait_for`.
+
+        Args:
+            storage: the storage.
+            wanted: number of units.
+            size: number of items per unit.
+            taking: the `sample` call of the buffer. If None, the items are acknowledged
+                immediately.
+
+        Returns:
+            The elements of the items, int64 ``[wanted * size]``, and entries for the sample.
+        """
         if taking is None:
             return self._acknowledged(storage, wanted * size)
         consumer = self.opened(storage)
@@ -321,7 +384,7 @@ class ClaimingSampler(Consumes):
         return torch.from_numpy(elements), facts
 
     def _can_claim(self, storage: Any, consumer: Consumer, wanted: int) -> bool:
-        """True if `_claimed` would not wait."""
+        """True if `_claimed` would return ``wanted`` units without waiting."""
         with self._lock:
             try:
                 source = self._source(storage, consumer)
@@ -331,4 +394,5 @@ class ClaimingSampler(Consumes):
 
 
 def _joined(parts: list[Any]) -> Ints:
+    """Concatenates arrays. The result for an empty list is an empty array."""
     return np.concatenate(parts) if parts else np.empty(0, np.int64)

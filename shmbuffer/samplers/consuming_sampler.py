@@ -1,4 +1,4 @@
-"""Sampler that delivers each item once, to one of a consumer's learners."""
+"""A sampler that delivers each item to one of the learners of a consumer."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from shmbuffer.tensors.form import cpu
 class ConsumingSampler(Consumes):
     """Delivers each item once, oldest first, to one of the consumer's learners.
 
-    A consumer has a name, is visible to all processes of the buffer, and outlives these processes.
-    All learners whose samplers use the same consumer name share the items. Every other consumer
-    also receives each item. A buffer has up to eight consumers, each with its own position.
+    A consumer has a name, is visible to all processes that use the buffer, and outlives these
+    processes. All learners whose samplers have the same consumer name share the items. Learners of
+    another consumer also receive each item once. A buffer has up to eight consumers, each with its
+    own position.
 
     An item is delivered under a lease: ``sample(lease=60.0)`` gives the learner 60 seconds to train
     on the item and to acknowledge it with `ReplayBuffer.ack`. If the learner dies or the lease
-    expires before the acknowledgement, the item is delivered again, before all others. A late `ack`
-    is rejected and counted, so that two learners never own the same item. Without ``lease``, a
-    sample is acknowledged before it is returned.
+    expires before the acknowledgement, the item is delivered again, before all other items. A late
+    `ack` is rejected and counted, so that two learners never acknowledge the same delivery. Without
+    ``lease``, a sample is acknowledged before it is returned.
 
     Writers wait instead of overwriting items that a consumer has not acknowledged. Items cannot be
     written to explicit indices (``rb[3] = item``). A consumer without learners blocks the writers.
-    Their messages name the consumer, which can be removed with ``shmbuffer consumers DIR --remove
-    NAME`` or `ReplayBuffer.remove_consumer`.
+    The writers' messages name this consumer. It can be removed with ``shmbuffer consumers DIR
+    --remove NAME`` or `ReplayBuffer.remove_consumer`.
 
-    A call to ``sample`` waits for ``batch_size`` items. If no writer is left, it returns the
-    remaining items, or raises `EmptyBufferError` if there are none.
+    A call to ``sample`` waits for ``batch_size`` items. If there is no writer, the call returns the
+    remaining items, or raises `EmptyBufferError` if no items remain.
 
     Args:
         max_sample_count: number of times that each item must be acknowledged, at most 1023.
         consumer: name of the consumer, at most 48 bytes.
-        start: position of a new consumer. ``"oldest"`` starts with the oldest item, and
-            ``"newest"`` starts with the next item that is written.
+        start: first item of a new consumer: the oldest item (``"oldest"``), or the next item that
+            is written (``"newest"``).
 
     Raises:
         TypeError: ``max_sample_count`` is not an int, or ``consumer`` is not a str.
         ValueError: ``max_sample_count`` is below 1.
 
-    Cost: one native call for the draw and one for the acknowledgement. The ledger needs 16 bytes
-        per slot and consumer.
+    Cost: one native call for the draw, and one for the acknowledgement. The ledger of leases takes
+        16 bytes per slot and consumer.
 
     Example:
         >>> import torch
@@ -72,9 +73,8 @@ class ConsumingSampler(Consumes):
             raise ValueError("max_sample_count must be a positive integer.")
         if consumer is None:
             raise TypeError(
-                "ConsumingSampler: consumer must not be None, because each item is consumed under "
-                "a name. Pass a name, leave it out, or use a RandomSampler to sample items "
-                "repeatedly"
+                "ConsumingSampler: consumer must be a name, got None; omit it to use the name "
+                "'default', or use a RandomSampler to sample items repeatedly"
             )
         super().__init__(consumer, int(max_sample_count), start)
         self.max_sample_count = int(max_sample_count)
@@ -84,13 +84,14 @@ class ConsumingSampler(Consumes):
     def sample(
         self, storage: Any, batch_size: int, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws items; see `Consumes.sample`.
+        """Draws the oldest items that have not been delivered; see `Consumes.sample`.
 
         Returns:
-            The oldest items that have not been delivered to the consumer.
+            The slots of the items, and a dict with their tickets and, if the call has a lease, the
+            number of the lease.
 
         Raises:
-            EmptyBufferError: there is no such item and no writer.
+            EmptyBufferError: no undelivered item remains, and there is no writer.
             ConsumerError: the consumer was removed.
         """
         if taking is None:
@@ -110,7 +111,7 @@ class ConsumingSampler(Consumes):
         return slots, known
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if there are undelivered items, or if no more items can be written."""
+        """True if `sample` would return items without waiting."""
         consumer = self.bind(storage)
         return consumer is not None and consumer.can_give(batch_size)
 
@@ -126,9 +127,9 @@ class ConsumingSampler(Consumes):
 
     @classmethod
     def of(cls, count: Any) -> Self:
-        """Creates a sampler from the value of ``consume_after_n_samples``.
+        """Creates the sampler for TorchRL's argument ``consume_after_n_samples``.
 
-        Raises TypeError or ValueError if the value is invalid.
+        Raises TypeError or ValueError if the value is not a positive integer.
         """
         try:
             return cls(count)
@@ -137,7 +138,17 @@ class ConsumingSampler(Consumes):
 
 
 def consuming_instead(sampler: Any, count: Any, prefetch: int | None) -> ConsumingSampler:
-    """Returns the sampler for the argument ``consume_after_n_samples``."""
+    """Returns the sampler of a buffer that was created with ``consume_after_n_samples``.
+
+    Args:
+        sampler: the buffer's argument ``sampler``, or None.
+        count: value of ``consume_after_n_samples``.
+        prefetch: the buffer's argument ``prefetch``.
+
+    Raises:
+        TypeError: ``count`` is not an integer.
+        ValueError: ``count`` is below 1, or the other arguments cannot be combined with it.
+    """
     wanted = ConsumingSampler.of(count)
     if prefetch:
         raise ValueError("Prefetching is not supported when consume_after_n_samples is set.")
@@ -148,9 +159,9 @@ def consuming_instead(sampler: Any, count: Any, prefetch: int | None) -> Consumi
             return sampler
         raise ValueError(
             f"consume_after_n_samples={count} conflicts with the sampler's "
-            f"max_sample_count={sampler.max_sample_count}; pass only one of them"
+            f"max_sample_count={sampler.max_sample_count}; pass only one of the two"
         )
     raise ValueError(
-        "consume_after_n_samples only supports the default sampler, or a ConsumingSampler; got "
+        "consume_after_n_samples only supports the default sampler or a ConsumingSampler, got "
         f"{sampler!r}"
     )

@@ -1,14 +1,14 @@
-"""Reads single entries of the items of a storage, without the rest of the items.
+"""Reads single entries of the items in a storage, without the other entries of these items.
 
 Slice samplers need one or two small entries (``done``, a trajectory id) of every item, and some
 flags of the drawn items. Samplers by version or by group need a label of every item.
 
-    RowEntries     reads the columns of rows where they are stored
+    RowEntries     reads the entries of rows in place
     KeptEntries    reads each record or object once, and caches its entries by ticket
     labels_of      reads the labels of new items, as numbers or as objects
-    columns_of     returns the addresses of labels, from which the core reads them directly
+    columns_of     returns the addresses of labels, so that the core can read them in place
 
-`ForeignItems` reads objects, and the items of a storage that has neither a ring nor a mover.
+`ForeignItems` reads items of storages of other packages, and items that are arbitrary objects.
 """
 
 from __future__ import annotations
@@ -36,20 +36,24 @@ from shmbuffer.tensors.form.tensors import as_numbers, as_tensor
 
 Column = NDArray[Any] | list[Any]
 
-_PIECE_BYTES = 2**24  # bytes of records that are read together
+_PIECE_BYTES = 2**24  # approximate number of bytes of records that are read together
 _NUMBERS = (torch.Tensor, np.ndarray, np.generic, bool, int, float)
 _READ = {*((kind, size) for kind in "iu" for size in (1, 2, 4, 8)), ("f", 4), ("f", 8)}
-"""Kinds and sizes of numbers that the core can read."""
+"""NumPy kinds and sizes in bytes of the numbers that the core can read."""
 
 
 class RowEntries:
-    """Reads the entries of rows in place."""
+    """Reads the entries of rows in place.
+
+    Args:
+        rows: the mover of the storage's rows.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         leaves = rows.leaves
-        self._at: dict[KeyPath, int] = {}
-        if leaves.node is not LEAF:  # a single tensor has no entries
+        self._at: dict[KeyPath, int] = {}  # number of the leaf at each path
+        if leaves.node is not LEAF:  # an item that is a single tensor has no entries
             self._at = {leaf.path: at for at, leaf in enumerate(leaves.leaves)}
 
     @property
@@ -58,11 +62,11 @@ class RowEntries:
         return self._rows.ring.elements
 
     def shape(self, path: KeyPath) -> tuple[int, ...]:
-        """Returns the shape of an entry of one element."""
+        """Returns the shape of the entry at a path, for one element."""
         return tuple(self._rows.leaves.leaves[self._at[path]].shape)
 
     def column(self, path: KeyPath) -> torch.Tensor | None:
-        """Returns an entry of all elements, or None unless the entry is contiguous in memory."""
+        """Returns a view of an entry for all elements, or None if it is not contiguous."""
         return self._rows.contiguous(self._at[path])
 
     def has(self, path: KeyPath) -> bool:
@@ -73,27 +77,33 @@ class RowEntries:
         """Does nothing, because entries are read in place."""
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
-        """Copies an entry of some slots, ``[n, lanes, numbers]``."""
+        """Returns a copy of the entry at a path for ``n`` slots, ``[n, lanes, numbers]``."""
         width = self._rows.ring.width
         found = self._rows.take(self._at[path], elements_of(slots, width))
         return as_numbers(found).reshape(len(slots), width, -1)
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
-        """Copies an entry of some elements, ``[n, *shape]``."""
+        """Returns a copy of the entry at a path for ``n`` elements, ``[n, *shape]``."""
         return self._rows.take(self._at[path], elements)
 
 
 class KeptEntries:
-    """Reads the entries of each record or object once, and caches them by ticket."""
+    """Reads the entries of each record or object once, and caches them by ticket.
+
+    Args:
+        items: the mover of the storage, or `ForeignItems`.
+        capacity: number of slots.
+        paths: paths of the entries.
+    """
 
     def __init__(self, items: Any, capacity: int, paths: Sequence[KeyPath]) -> None:
-        self._items = items  # a mover, or `ForeignItems`
+        self._items = items
         self._paths = paths
-        self._tickets = np.full(capacity, -1, np.int64)  # tickets of the cached items
+        self._tickets = np.full(capacity, -1, np.int64)  # ticket of the cached item in each slot
         self._columns = {path: _KeptColumn(path, capacity) for path in paths}
 
     def read(self, slots: Ints) -> None:
-        """Reads the new items in these slots."""
+        """Reads the items in the given slots that are not in the cache."""
         ring = self._items.ring
         now = 0 if ring is None else slot_words.tickets(ring.live.words[slots])
         new = np.unique(slots[now != self._tickets[slots]])
@@ -106,6 +116,7 @@ class KeptEntries:
             self._tickets[part] = tickets  # written last, because other threads read tickets first
 
     def _pieces(self, slots: Ints) -> list[Ints]:
+        """Divides slots into pieces whose records have about `_PIECE_BYTES` bytes each."""
         if not isinstance(self._items, RecordStore):
             return [slots]
         nbytes = self._items.records.extents["bytes"][slots].astype(np.int64)
@@ -117,11 +128,11 @@ class KeptEntries:
         return path in self._columns and self._columns[path].is_in_all()
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
-        """Copies an entry of some slots, ``[n, lanes, numbers]``."""
+        """Returns a copy of the entry at a path for ``n`` slots, ``[n, lanes, numbers]``."""
         return np.asarray(self._columns[path].values[slots])
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
-        """Copies an entry of some elements, ``[n, *shape]``."""
+        """Returns a copy of the entry at a path for ``n`` elements, ``[n, *shape]``."""
         column = self._columns[path]
         found = torch.from_numpy(column.values[elements])
         return found.reshape(len(elements), *(column.shape or ()))
@@ -131,24 +142,35 @@ Entries = RowEntries | KeptEntries
 
 
 class _KeptColumn:
-    """Values of one entry in all slots."""
+    """The cached values of one entry, for all slots.
+
+    Args:
+        path: path of the entry.
+        capacity: number of slots.
+    """
 
     def __init__(self, path: KeyPath, capacity: int) -> None:
         self._path = path
         self._lacks = np.zeros(capacity, np.bool_)  # True for cached items without the entry
-        self._without = 0  # number of these items
+        self._without = 0  # number of cached items without the entry
         self.values: NDArray[Any] = np.zeros((capacity, 1, 0), np.bool_)
-        self.shape: tuple[int, ...] | None = None
+        self.shape: tuple[int, ...] | None = None  # shape of the entry; None before the first value
 
     def lose(self, slots: Ints) -> None:
-        """Discards the values of these slots, whose items were removed."""
+        """Removes the items in the given slots from the cache."""
         self._without -= int(self._lacks[slots].sum())
         self._lacks[slots] = False
 
     def put(self, slots: Ints, values: Any) -> None:
-        """Stores entries of the items in these slots. Entries that are not numbers are missing."""
+        """Stores the entry of the items in the given slots.
+
+        Args:
+            slots: the slots, int64 ``[n]``.
+            values: an array or tensor ``[n, ...]``, a list with one value per item, or None. A
+                value that is not numeric counts as missing.
+        """
         self.lose(slots)
-        if isinstance(values, torch.Tensor | np.ndarray):  # one value per item
+        if isinstance(values, torch.Tensor | np.ndarray):
             there, rows = np.ones(len(slots), np.bool_), as_tensor(values).detach().cpu()
         else:
             each = [None] * len(slots) if values is None else list(values)
@@ -171,7 +193,7 @@ class _KeptColumn:
         self.values[slots[there]] = numbers
 
     def _require_shape(self, shape: Sequence[int]) -> None:
-        """Raises RuntimeError if the shape of an entry differs from that of earlier entries."""
+        """Raises RuntimeError if a value does not have the shape of earlier values."""
         self.shape = tuple(shape) if self.shape is None else self.shape
         if tuple(shape) != self.shape:
             raise RuntimeError(
@@ -186,7 +208,7 @@ class _KeptColumn:
 
 
 class ForeignItems:
-    """Reads complete objects, and items of a storage without a ring, through ``get``."""
+    """Reads complete items of any storage with ``storage.get``."""
 
     ring = None
 
@@ -194,20 +216,29 @@ class ForeignItems:
         self._storage = storage
 
     def entries(self, slots: Ints, paths: Sequence[KeyPath]) -> tuple[list[Any], Ints]:
-        """Returns entries of items, like a mover. All tickets are 0, so each item is read once."""
+        """Returns entries and tickets of the items in the given slots, like the method of a mover.
+
+        All tickets are 0, so that `KeptEntries` reads each item once.
+        """
         data = self._storage.get(torch.from_numpy(slots))
         return [entries_in(data, path) for path in paths], np.zeros_like(slots)
 
 
 def entries_in(data: Any, path: KeyPath) -> Any:
-    """Returns an entry of a batch or of each item in a list, or None if a batch lacks it."""
+    """Returns an entry of a batch, or a list with the entry of each item in a list.
+
+    If the batch or an item does not have the entry, None is returned for it.
+    """
     if isinstance(data, list | tuple):
         return [entry_at(item, path) for item in data]
     return entry_at(data, path)
 
 
 def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
-    """Returns an entry of a batch or of a list of items, or None unless it is a tensor."""
+    """Returns an entry of a batch, or of a list of items, as a tensor on the CPU.
+
+    Returns None if the entry is missing or is not numeric.
+    """
     found = entries_in(data, path)
     if isinstance(found, list):
         if not found or not all(map(_is_number, found)):
@@ -219,7 +250,14 @@ def pick(data: Any, path: KeyPath) -> torch.Tensor | None:
 
 
 def any_of(numbers: NDArray[Any]) -> Flags:
-    """Returns True for each item with a nonzero number, ``[slots, lanes]``."""
+    """Reduces flags to one flag per item: True if any number of the item is not 0.
+
+    Args:
+        numbers: ``[slots, lanes, numbers]``.
+
+    Returns:
+        bool ``[slots, lanes]``.
+    """
     if numbers.shape[-1] != 1:
         return np.asarray(numbers.any(-1))
     return numbers[..., 0] if numbers.dtype == np.bool_ else numbers[..., 0] != 0
@@ -231,21 +269,27 @@ def any_of(numbers: NDArray[Any]) -> Flags:
 def labels_of(
     mover: Any, paths: Sequence[KeyPath], slots: Ints, seen: int
 ) -> tuple[list[Column], Flags]:
-    """Reads entries of the items with tickets below ``seen``.
+    """Reads the labels of items with tickets below ``seen``.
 
-    If a writer overwrites an item during the read, the item is skipped, and the next update reports
-    it again.
+    An item that is overwritten during the read is skipped. The next update reads the new item.
+
+    Args:
+        mover: the mover of the storage.
+        paths: paths of the labels.
+        slots: slots of the items.
+        seen: smallest ticket that must not be read.
 
     Returns:
-        For each path, numbers ``[elements, k]`` or a list with one object per element. Also a flag
-            per slot, which is True if the slot held such an item during the read.
+        For each path, numbers ``[elements, k]`` or a list with one object per element, and a flag
+        per slot that is True if the labels of its item were read.
 
     Raises:
-        KeyError: an item lacks an entry.
+        KeyError: an item does not have an entry at one of the paths.
     """
     found, tickets = mover.entries(slots, paths)
     if isinstance(mover, RecordStore) and not all(map(_are_numbers, found)):
-        kept, known, _ = mover.read(torch.from_numpy(slots))  # text, objects: reads whole records
+        # A label that is text or another object requires the whole record.
+        kept, known, _ = mover.read(torch.from_numpy(slots))
         tickets = known.numpy()
         items = mover.codec.decoder.items(mover.select_rows(kept, tickets >= 0))
         found = [entries_in(items, path) for path in paths]
@@ -260,10 +304,16 @@ def labels_of(
 def columns_of(
     mover: Any, paths: Sequence[KeyPath], means: Floats | None
 ) -> tuple[Any, ...] | None:
-    """Returns, for the core, where the numbers of a label and a value are stored in an item.
+    """Returns where the core finds a label of each item, and a value if there is a second path.
 
-    Returns None if the core cannot read them. For records, the locations are those in the first
-    record, and the core reports any record with a different layout.
+    Args:
+        mover: the mover of the storage.
+        paths: path of the label, and optionally the path of a value.
+        means: array in which the core stores values, or None.
+
+    Returns:
+        Arguments for the core, or None if the core cannot read these entries. For records, these
+        are the locations in the first record. The core reports records with a different layout.
     """
     if isinstance(mover, RecordStore) and len(paths) == 1:
         return _of_records(mover, paths[0])
@@ -289,7 +339,10 @@ def columns_of(
 
 
 def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
-    """Returns where records store the number of a label, or None if it is compressed."""
+    """Returns where the core finds a label in records; see `columns_of`.
+
+    Returns None if the core cannot read the label, for example because it is compressed.
+    """
     found = store.form_and_chunk(path)
     if found is None:
         return None
@@ -308,12 +361,20 @@ def _of_records(store: RecordStore, path: KeyPath) -> tuple[Any, ...] | None:
 
 
 def _kind_of(dtype: np.dtype[Any]) -> tuple[str, int]:
-    """Returns the kind and the size of a dtype for the core. Booleans are unsigned."""
+    """Returns the kind and the size in bytes of a dtype. The core reads booleans as unsigned."""
     return {"b": "u"}.get(dtype.kind, dtype.kind), dtype.itemsize
 
 
 def as_column(values: Any, path: KeyPath) -> Column:
-    """Converts the entries of items at a path, or raises KeyError if an item has none."""
+    """Converts the entries of items to numbers ``[n, k]``, or to a list of objects.
+
+    Args:
+        values: the entries, or None.
+        path: path of the entries, for the message.
+
+    Raises:
+        KeyError: an item does not have the entry.
+    """
     if values is None or (isinstance(values, list) and any(value is None for value in values)):
         name = repr(path[0] if len(path) == 1 else path)
         raise KeyError(
@@ -324,6 +385,7 @@ def as_column(values: Any, path: KeyPath) -> Column:
 
 
 def _some(column: Column, which: Flags) -> Column:
+    """Returns the values of a column that a mask selects."""
     if isinstance(column, np.ndarray):
         chosen: NDArray[Any] = column[which]
         return chosen
@@ -331,7 +393,7 @@ def _some(column: Column, which: Flags) -> Column:
 
 
 def _as_object(value: Any) -> Any:
-    """Converts a key to a number or a tuple of numbers, which Python can compare."""
+    """Converts a label to an object that can be hashed and compared, such as a tuple of numbers."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     elif is_collection(value) and hasattr(value, "data"):
@@ -340,25 +402,28 @@ def _as_object(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """True for a number, a tensor, or an array of numbers."""
+    """True if a value is a number, a tensor, or an array of numbers."""
     return isinstance(value, _NUMBERS) and not (
         isinstance(value, np.ndarray) and value.dtype.kind not in "biuf"
     )
 
 
 def _are_numbers(values: Any) -> bool:
+    """True if all values of a column are numeric."""
     if isinstance(values, np.ndarray):
         return bool(values.dtype.kind != "O")
     return all(map(_is_number, values))
 
 
 def _stacked(values: Any) -> NDArray[Any]:
-    """Stacks numbers into an array ``[n, k]``."""
+    """Stacks the values of a column into an array ``[n, k]``."""
     if not len(values):
         return np.zeros((0, 1), np.int64)
     if isinstance(values, np.ndarray):
         return values.reshape(len(values), -1)
     parts = [as_numbers(as_tensor(value)).reshape(-1) for value in values]
     if len({len(part) for part in parts}) > 1:
-        raise ValueError("an entry of versions or group keys must have the same shape in all items")
+        raise ValueError(
+            "an entry that contains versions or group keys must have the same shape in all items"
+        )
     return np.stack(parts)

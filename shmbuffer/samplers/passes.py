@@ -1,16 +1,16 @@
-"""Passes, which draw each item once, in an order that is chosen when the pass starts.
+"""Passes over a storage. A pass draws each item once, in an order that is chosen when it starts.
 
-Other processes may write during a pass, so a pass is an order of element indices instead of items.
-When an element is next, the state in its slot word decides:
+Other processes can write during a pass, so the order consists of element indices instead of items.
+When the next element is drawn, the state in its slot word decides:
 
-    COMMITTED          the current item of the slot is drawn
+    COMMITTED          the current item in the slot is drawn
     WRITING, ABORTED   the element is skipped
     EMPTY              if the counter of evictions has changed, the record was evicted, and the
                        element is skipped; otherwise the storage was emptied, and the pass is over
 
-If all slots up to a known number are filled (see `filled_elements`), a pass starts without reading
-them, and its order is a `Permutation`. In this case, the cost of a write or a new pass does not
-depend on the size of the storage.
+If exactly the first slots of the storage are used (see `filled_elements`), a pass starts without
+reading them, and its order is a `Permutation`. In this case, the cost of a write or of a new pass
+does not depend on the size of the storage.
 """
 
 from __future__ import annotations
@@ -39,53 +39,67 @@ _LOOKS = 8  # maximum number of attempts to read counters that keep changing
 
 
 class Pass(NamedTuple):
-    """Position of a sampler in its pass. Immutable."""
+    """The position of a sampler in a pass. Immutable."""
 
     order: Ints | Permutation | None = None
-    """Elements or first items of trajectories in the order of the pass, or None between passes."""
+    """Elements, or first elements of trajectories, in the order in which they are drawn.
+
+    None between two passes.
+    """
     at: int = 0
-    """Number of drawn elements."""
+    """Number of elements that were drawn or skipped."""
     whole: int = 0
-    """Number of elements at the start of the pass."""
+    """Number of elements in the pass."""
     items: int = 0
     """Number of items in the storage at the start of the pass."""
     ran_out: bool = False
+    """True if the last draw ended a pass."""
     tickets: Ints | None = None
-    """Tickets of the elements, or None if tickets are not compared."""
+    """Tickets of the elements in ``order``, or None if tickets are not compared."""
     evicted: int = 0
     """Number of items that the ring had evicted at the start of the pass."""
 
     def left(self) -> Ints | None:
-        """Returns the elements that remain to be drawn, or None between two passes."""
+        """Returns the elements that have not been drawn yet, or None between two passes."""
         return None if self.order is None else self.order[self.at :]
 
     def count_left(self) -> int:
-        """Returns the number of elements that remain to be drawn."""
+        """Returns the number of elements that have not been drawn yet."""
         if self.order is None:
             return 0 if self.ran_out else self.whole
         return len(self.order) - self.at
 
     def reaches(self, elements: int) -> bool:
-        """True if the order contains an element that is not among the first ``elements``."""
+        """True if the order contains an element with a number of at least ``elements``."""
         if isinstance(self.order, Permutation):
             return self.order.count > elements
         return self.order is not None and bool((self.order >= elements).any())
 
 
 class PassDraw(NamedTuple):
-    """Items of a pass."""
+    """Items that were drawn in a pass."""
 
     elements: Ints
+    """Elements of the items."""
     tickets: Ints | None
     """Tickets of the items, or None if the storage has no tickets."""
     at: int
-    """Position of the pass after these items."""
+    """Value of `Pass.at` after this draw."""
     filling: bool
-    """True if an element was skipped because it is being written."""
+    """True if an element was skipped because a writer is writing its slot."""
 
 
 def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
-    """Returns the next ``count`` items of a pass, or None if the storage was emptied."""
+    """Draws the next items of a pass, without changing the pass.
+
+    Args:
+        ring: ring of the storage, or None for a storage without a ring.
+        now: position in the pass.
+        count: number of items. If fewer items remain, all of them are drawn.
+
+    Returns:
+        The items, or None if the storage was emptied.
+    """
     order, at = now.order, now.at
     assert order is not None
     elements = order[at : at + count]
@@ -116,7 +130,10 @@ def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
 
 
 def wait_for(ring: Ring | None, elements: Ints | None) -> bool:
-    """Waits up to 5 s for writes to these elements. Returns True if all writes are complete."""
+    """Waits up to 5 s until no writer is writing the given elements.
+
+    Returns False if an element is still being written after this time.
+    """
     deadline = time.monotonic() + WRITE_TIMEOUT_S
     while ring is not None and elements is not None:
         if not (slots.states(ring.live.words[elements // ring.width]) == SlotState.WRITING).any():
@@ -128,7 +145,13 @@ def wait_for(ring: Ring | None, elements: Ints | None) -> bool:
 
 
 def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
-    """Waits while all items are being overwritten. Raises EmptyBufferError if there are none."""
+    """Waits until a storage has an item, if its slots are being written.
+
+    Args:
+        storage: the storage.
+        ring: ring of the storage, or None for a storage without a ring.
+        otherwise: message of the EmptyBufferError that is raised if the storage is empty.
+    """
     if ring is None:
         if not len(storage):
             raise EmptyBufferError(otherwise)
@@ -137,18 +160,18 @@ def wait_for_items(storage: Any, ring: Ring | None, otherwise: str) -> None:
 
 
 def evictions(ring: Ring | None) -> int:
-    """Returns the number of items evicted so far to free bytes for records."""
+    """Returns the total number of items that were evicted to free space for records."""
     if ring is None or ring.records is None:
         return 0
     return int(ring.seat.control.runtime["evicted"][0])
 
 
 def filled_elements(storage: Any, ring: Ring | None) -> int | None:
-    """Returns the number of elements if the used elements are exactly the first ones.
+    """Returns the number of used elements, if the used elements are the first of the storage.
 
-    Each of these elements holds an item or will hold one. Returns None if the slots must be read,
-    because they are used in another way or change too fast. The cost does not depend on the number
-    of slots.
+    A used element contains an item, or is being written. Returns None if other elements are used,
+    or if the counters change too fast, so that the slots must be read. The cost does not depend on
+    the number of slots.
     """
     if ring is None:
         return len(storage)
@@ -158,7 +181,7 @@ def filled_elements(storage: Any, ring: Ring | None) -> int | None:
         phases = entries["phase"]
         writing = int(entries["count"][phases == Phase.PAYLOAD].sum())
         moves = ((phases != Phase.IDLE) & (phases != Phase.PAYLOAD)).any()
-        # A claim moves the head, and a commit adds items. If both are unchanged, neither occurred.
+        # A claim moves the head, and a commit changes the length. Equal values mean no change.
         if not moves and (head, length) == (ring.head, ring.length):
             reached = min(head, ring.capacity)
             return reached * ring.width if length == (reached - writing) * ring.width else None
@@ -166,10 +189,10 @@ def filled_elements(storage: Any, ring: Ring | None) -> int | None:
 
 
 def places_of(storage: Any, ring: Ring | None) -> Ints:
-    """Returns the elements with a committed or unfinished item, in storage order.
+    """Returns the elements that contain an item or are being written, in storage order.
 
-    The cost is linear in the number of items written since the storage was emptied, or in the
-    number of slots in use; see `SlotsFile.used`.
+    The cost is linear in the number of items that were written since the storage was emptied, or in
+    the number of slots in use; see `SlotsFile.used`.
     """
     if ring is None:
         return np.arange(len(storage), dtype=np.int64)
@@ -183,11 +206,23 @@ def places_of(storage: Any, ring: Ring | None) -> Ints:
 
 
 def _places_in(states: Bytes, width: int) -> Ints:
+    """Returns the elements of the slots that are COMMITTED or WRITING.
+
+    Args:
+        states: state of each slot.
+        width: number of elements per slot.
+    """
     found = np.nonzero((states == SlotState.COMMITTED) | (states == SlotState.WRITING))[0]
     return elements_of(found, width)
 
 
 def described(storage: Any, elements: Ints, tickets: Ints | None) -> tuple[Any, dict[str, Any]]:
-    """Returns the result of `Sampler.sample` for these elements."""
+    """Returns the index and info that `Sampler.sample` returns for drawn elements.
+
+    Args:
+        storage: the storage.
+        elements: the elements, int64 ``[n]``.
+        tickets: tickets of the items, int64 ``[n]``, or None if the storage has none.
+    """
     info = {} if tickets is None or not storage.shared else {GENERATION: torch.from_numpy(tickets)}
     return in_storage(storage, torch.from_numpy(elements)), info

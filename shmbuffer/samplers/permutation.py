@@ -1,9 +1,9 @@
-"""Computes a random order of many numbers incrementally.
+"""Computes a random order of many numbers piece by piece.
 
-A table of the order would have to be computed completely before the first draw. Here a number is
-the image of its position under a keyed permutation. The permutation is a generalized Feistel
-network, which is repeated until the image is below the count (Black and Rogaway, "Ciphers with
-arbitrary finite domains", 2002).
+A table with the order would have to be computed completely before the first draw. Instead, each
+number is computed from its position by a keyed permutation. The permutation is a generalized
+Feistel network, which is applied repeatedly until the result is below the count (Black and Rogaway,
+"Ciphers with arbitrary finite domains", 2002).
 
     position = high * columns + low          columns is about the square root of the count
     high = (high + hash(low)) mod rows       low = (low + hash(high)) mod columns, and so on
@@ -21,19 +21,19 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.rank import mixed
 
 FEWEST = 8192
-"""Smallest count that uses no table. Smaller tables are fast, and can represent every order."""
-_PIECE = 4096  # numbers per step; with fewer, the overhead of numpy's calls would dominate
-_TURNS = 3  # rounds of two hashes each; two rounds are uneven for small orders
+"""Smallest count for which a permutation is used. A smaller table is fast and can be any order."""
+_PIECE = 4096  # numbers that are computed together, so that the overhead of numpy's calls is small
+_TURNS = 3  # rounds with two hashes each; with two rounds, small orders are not uniform
 _FACTORS = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-_FOLD, _TOP, _BITS = np.uint64(32), np.uint64(33), np.uint64(31)  # a hash is the upper 31 bits
+_FOLD, _TOP, _BITS = np.uint64(32), np.uint64(33), np.uint64(31)  # a hash has 31 bits
 
 
 class Permutation:
     """The numbers below ``count`` in a random order. Immutable.
 
     Args:
-        count: how many numbers there are.
-        key: 63 bits that determine the order. None means ascending order.
+        count: number of numbers.
+        key: 63-bit key that determines the order. None means ascending order.
 
     Cost: 30 ns per number, plus 50 µs for the first access.
     """
@@ -43,7 +43,7 @@ class Permutation:
         columns = max(1, math.isqrt(count))
         self._columns, self._rows = np.uint64(columns), np.uint64(-(-count // columns))
         self._keys = [np.uint64(mixed(key or 0, turn + 1)) for turn in range(2 * _TURNS)]
-        self._first, self._piece = 0, np.empty(0, np.int64)  # last computed piece
+        self._first, self._piece = 0, np.empty(0, np.int64)  # start and numbers of the last piece
 
     def __len__(self) -> int:
         return self.count
@@ -57,7 +57,7 @@ class Permutation:
         if first < start or end > start + len(piece):
             start, last = first, min(self.count, max(end, first + _PIECE))
             piece = np.empty(last - first, np.int64)
-            for at in range(0, len(piece), _PIECE):  # each piece fits into the CPU cache
+            for at in range(0, len(piece), _PIECE):  # computed in parts that fit into the CPU cache
                 part = piece[at : at + _PIECE]
                 part[:] = self._images(np.arange(first + at, first + at + len(part), dtype="u8"))
             if len(piece) <= _PIECE:
@@ -68,12 +68,14 @@ class Permutation:
         return Permutation, (self.count, self.key)
 
     def _images(self, numbers: NDArray[np.uint64]) -> Ints:
+        """Returns the numbers below the count at the given positions."""
         found = self._image(numbers)
         while len(outside := (found >= self.count).nonzero()[0]):
             found[outside] = self._image(found[outside])
         return found.view(np.int64)
 
     def _image(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Applies the Feistel network once. The results are below rows times columns."""
         rows, columns = self._rows, self._columns
         high = numbers // columns
         low = numbers - high * columns
@@ -86,8 +88,8 @@ class Permutation:
 def _shifted(
     half: NDArray[np.uint64], by: NDArray[np.uint64], key: np.uint64, size: np.uint64
 ) -> NDArray[np.uint64]:
-    """Adds a keyed hash of the other half to ``half``, modulo ``size``."""
-    bits = by + key  # sums and products wrap intentionally
+    """Adds a keyed hash of ``by`` to ``half``, modulo ``size``."""
+    bits = by + key  # sums and products may overflow
     bits *= _FACTORS[0]
     bits ^= bits >> _FOLD
     bits *= _FACTORS[1]
@@ -95,5 +97,5 @@ def _shifted(
     bits *= size
     bits >>= _BITS
     bits += half
-    found: NDArray[np.uint64] = np.minimum(bits, bits - size)  # the smaller one has not wrapped
+    found: NDArray[np.uint64] = np.minimum(bits, bits - size)  # bits - size overflows if below 0
     return found

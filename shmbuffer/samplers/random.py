@@ -23,16 +23,16 @@ from shmbuffer.tensors.form.tensor_kit import TENSORS
 
 
 class RandomSampler(Sampler, metaclass=WithOrWithout):
-    """Draws every item with the same probability, with replacement.
+    """Draws items uniformly with replacement.
 
     Args:
         replacement: if False, a `SamplerWithoutReplacement` is created instead.
-        **options: arguments of `SamplerWithoutReplacement`, ``drop_last`` and ``shuffle``.
+        **options: arguments of `SamplerWithoutReplacement`, such as ``drop_last`` and ``shuffle``.
 
     Raises:
         TypeError: options were passed, but ``replacement`` is True.
 
-    Cost: with a storage of this package, one native call for draw and gather.
+    Cost: with a storage of this package, one native call draws and gathers the items.
 
     Example:
         >>> from shmbuffer import RandomSampler
@@ -47,12 +47,12 @@ class RandomSampler(Sampler, metaclass=WithOrWithout):
     def __init__(self, **options: Any) -> None:
         if options:
             raise TypeError(
-                f"{type(self).__name__}() with replacement does not take {', '.join(options)}, "
-                "which requires replacement=False"
+                f"{type(self).__name__}() with replacement does not support {', '.join(options)}; "
+                "pass replacement=False"
             )
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """Draws items; see `Sampler.sample`."""
+        """Draws items uniformly; see `Sampler.sample`."""
         ring = ring_of(storage)
         if ring is not None and (batch_size or ring.length):
             elements, tickets, _ = draw_from(

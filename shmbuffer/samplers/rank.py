@@ -1,9 +1,9 @@
-"""Ranks of learners, which make the draws of learners with the same seed differ.
+"""Ranks of learners, so that learners with the same seed draw different items.
 
     key of a draw = mixed(63 bits of torch's default generator, rank)
 
-The bits are unchanged for rank 0, for a user's own generator, and for a buffer that is not shared.
-A draw does not depend on process ids or incarnations, so that a run is reproducible.
+The rank has no effect if it is 0, if the user has passed a generator, or if the buffer is not
+shared. A draw does not depend on process ids or incarnations, so that a run can be reproduced.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.tensors.form import cpu
 
 UNKNOWN = -1
-"""Placeholder for a rank that the next draw determines."""
+"""Placeholder for a rank that has not been determined yet."""
 
 _BITS = 2**64 - 1
 _KEY = 2**63 - 1
@@ -29,7 +29,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def require_rank(rank: Any) -> int | None:
-    """Raises ValueError unless ``rank`` is a rank or None."""
+    """Returns ``rank``. Raises ValueError unless it is None or an integer of at least 0."""
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
         raise ValueError(
             f"rank must be the number of this learner (0, 1, 2, ...) or None, got {rank!r}"
@@ -38,7 +38,11 @@ def require_rank(rank: Any) -> int | None:
 
 
 def known_rank(given: int | None) -> int | None:
-    """Returns the first known rank: ``given``, torch.distributed's, or RANK, otherwise None."""
+    """Returns the rank of this process, or None if it is unknown.
+
+    The rank is ``given``, the rank in torch.distributed, or the environment variable ``RANK``. The
+    first of these that is set is used.
+    """
     if given is not None:
         return given
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -46,21 +50,21 @@ def known_rank(given: int | None) -> int | None:
     text = os.environ.get("RANK", "").strip()
     if text and not is_number(text):
         raise ValueError(
-            f"the environment variable RANK is {text!r}, which is not the number of a learner; "
-            "correct it, unset it, or pass rank= to the buffer or to attach()"
+            "the environment variable RANK must be the number of this learner (0, 1, 2, ...), got "
+            f"{text!r}; correct or unset it, or pass rank= to the buffer or to attach()"
         )
     return int(text) if text else None
 
 
 def mixed(key: int, rank: int) -> int:
-    """Returns a different 63-bit key for each rank above 0 (the finalizer of SplitMix64)."""
+    """Mixes a rank into a 63-bit key, with the finalizer of SplitMix64. Rank 0 changes nothing."""
     if not rank:
         return key
     return int(_scrambled(key ^ _scrambled(rank * _GOLDEN))) & _KEY
 
 
 def _scrambled(bits: Any) -> Any:
-    """Scrambles the bits of an int or of uint64s."""
+    """Applies the finalizer of SplitMix64 to an int or to an array of uint64."""
     bits &= _BITS
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
@@ -68,22 +72,32 @@ def _scrambled(bits: Any) -> Any:
 
 
 class Share(NamedTuple):
-    """A learner's share of a pass: one of every ``world_size`` consecutive elements."""
+    """A learner's share of a pass: one of each ``world_size`` consecutive elements."""
 
-    # The share differs from pass to pass. It depends on the element, not on the number of elements.
+    # The share is different in each pass. Whether an element belongs to it does not depend on the
+    # number of elements.
     rank: int
+    """Rank of the learner."""
     world_size: int
+    """Number of learners."""
     seed: int
+    """Seed of the shares, which is the same for all learners."""
     number: int
-    """Number of the pass, from 0."""
+    """Number of the pass, starting at 0."""
 
     def of(self, places: Ints, *, shuffle: bool, even: bool) -> Ints:
-        """Returns our share of ``places``, in order. ``even`` makes all shares equally large."""
+        """Returns the elements that belong to this share, in the order of the pass.
+
+        Args:
+            places: all elements of the pass.
+            shuffle: if True, the elements are shared and ordered at random.
+            even: if True, elements are dropped so that all learners get the same number.
+        """
         common = mixed(self.seed & _KEY, self.number + 1)
         block, at = np.divmod(places, self.world_size)
         turn = np.zeros(len(places), np.int64)
         if shuffle:
-            blocks = block.astype(np.uint64) * np.uint64(_GOLDEN)  # wraps intentionally
+            blocks = block.astype(np.uint64) * np.uint64(_GOLDEN)  # the product may overflow
             turn = (_scrambled(blocks ^ np.uint64(common)) % self.world_size).astype(np.int64)
         owner = (at + turn) % self.world_size
         ours: Ints = places[owner == self.rank]
@@ -96,21 +110,26 @@ class Share(NamedTuple):
 
 
 def share_rank(given: int | None, world_size: int) -> int:
-    """Returns the rank of a learner that shares its passes.
+    """Returns the rank of a learner that shares its passes with other learners.
 
-    Raises ValueError if the rank is unknown or too large.
+    Args:
+        given: the argument ``rank``, or None.
+        world_size: number of learners.
+
+    Raises:
+        ValueError: the rank is unknown, or is not below ``world_size``.
     """
     rank = known_rank(given)
     if rank is None and world_size > 1:
         raise ValueError(
-            f"{world_size} learners share a pass, but the rank of this one is unknown; pass rank= "
-            "to the sampler or the buffer, initialize torch.distributed, or set the environment "
-            "variable RANK"
+            f"{world_size} learners share a pass, but the rank of this learner is unknown; pass "
+            "rank= to the sampler or the buffer, initialize torch.distributed, or set the "
+            "environment variable RANK"
         )
     if (rank or 0) >= world_size:
         raise ValueError(
-            f"{world_size} learners share a pass, but this one has rank {rank}; pass the number of "
-            "all learners as world_size, and a smaller rank"
+            f"rank must be below world_size={world_size}, the number of learners that share a "
+            f"pass, got {rank}; pass the number of all learners as world_size, or a smaller rank"
         )
     return rank or 0
 
@@ -118,7 +137,16 @@ def share_rank(given: int | None, world_size: int) -> int:
 def rank_of_draws(
     storage: Any, generator: torch.Generator | None, given: int | None, *, shared: bool
 ) -> int:
-    """Returns the rank to mix into draws. Warns if another process draws from the same state."""
+    """Returns the rank that a sampler mixes into its draws.
+
+    Warns if another process draws from the same buffer with an equal random state and rank.
+
+    Args:
+        storage: the storage to draw from.
+        generator: random generator that the user has passed, or None for torch's default.
+        given: the argument ``rank``, or None.
+        shared: True if the buffer is treated as shared.
+    """
     engine = getattr(storage, "open_engine", None)
     seat = None if engine is None else engine.seat
     if seat is not None and not seat.is_ours():
@@ -138,6 +166,13 @@ def rank_of_draws(
 
 
 def _warn(where: str, pids: list[int], *, given: bool) -> None:
+    """Warns that this process samples the same batches as other processes.
+
+    Args:
+        where: description of the buffer.
+        pids: pids of the other processes.
+        given: True if the user has passed a generator.
+    """
     remedy = (
         "use another seed for each generator=, or pass rank="
         if given

@@ -1,4 +1,4 @@
-"""Base class of samplers, which return the indices of items and information on the draw."""
+"""The base class of samplers, and functions that draw random numbers for samplers."""
 
 from __future__ import annotations
 
@@ -24,50 +24,53 @@ _T = TypeVar("_T")
 
 NOTHING_THERE = "Cannot sample from an empty storage: write something into it first"
 ATTEMPTS = 16
-"""Number of attempts if other processes overwrite the chosen items."""
+"""Maximum number of attempts to draw items that no other process overwrites during the draw."""
 
 
 class WithOrWithout(type):
-    """Makes ``RandomSampler(replacement=False)`` create a `SamplerWithoutReplacement`."""
+    """Metaclass whose classes return another sampler if ``replacement=False`` is passed.
 
-    _without_replacement: Any
+    ``RandomSampler(replacement=False)``, for example, is a `SamplerWithoutReplacement`.
+    """
+
+    _without_replacement: Any  # the class to use if ``replacement`` is False
 
     def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-        """Creates a sampler, of the class without replacement if ``replacement`` is False."""
+        """Creates a sampler of this class, or of the class without replacement."""
         if replacement:
             return super().__call__(*args, **options)
         if "_without_replacement" not in vars(cls):
             raise TypeError(
-                f"a {cls.__name__} samples with replacement, and has no variant without "
-                "replacement; derive from SamplerWithoutReplacement or "
-                "SliceSamplerWithoutReplacement for it"
+                f"{cls.__name__} has no variant without replacement; derive a class from "
+                "SamplerWithoutReplacement or SliceSamplerWithoutReplacement instead"
             )
         return cls._without_replacement(*args, **options)
 
 
 class Sampler(Checkpoints):
-    """Base class of samplers, which choose items.
+    """Base class of samplers, which choose the items of a batch.
 
-    A custom sampler must define ``sample``. The buffer reads the items at the returned indices. The
-    samplers of this package draw, gather and validate in one call of the C core if the storage has
-    a ring.
+    A custom sampler must define ``sample``. The buffer reads the items at the returned indices. If
+    the storage has a ring, the samplers of this package draw, gather and validate items in one call
+    of the C core.
 
     Source: ``torchrl.data.replay_buffers.Sampler``.
     """
 
     _rng: torch.Generator | None = None
-    """Generator of the buffer. None means torch's default generator."""
+    """The random generator of the buffer. None means torch's default generator."""
     _rank_in_draws: int = UNKNOWN
-    """Rank that is mixed into draws: 0 has no effect, and `UNKNOWN` is set until the first draw."""
+    """Rank that is mixed into the keys of draws. 0 changes nothing; `UNKNOWN` before a draw."""
     _rank_given: tuple[int | None, bool] = None, False
-    """The buffer's ``rank``, and True if the buffer is treated as shared."""
+    """The argument ``rank`` of the buffer, and True if the buffer is treated as shared."""
     _own_rank: int | None = None
-    """The sampler's own ``rank``."""
+    """The argument ``rank`` of the sampler."""
 
     _kind = "sampler"
 
     @property
     def _given_rank(self) -> int | None:
+        """The argument ``rank`` of the sampler or, if that is None, of the buffer."""
         return self._rank_given[0] if self._own_rank is None else self._own_rank
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
@@ -79,7 +82,7 @@ class Sampler(Checkpoints):
 
         Returns:
             Element indices, int64 ``[batch_size]`` or a tuple of ``ndim`` such tensors, and a dict
-            of tensors ``[batch_size]`` that become part of the sample.
+            of tensors ``[batch_size]`` that become entries of the sample.
 
         Raises:
             EmptyBufferError: the storage is empty.
@@ -91,45 +94,56 @@ class Sampler(Checkpoints):
         return len(storage) > 0
 
     def _sampleable_count(self, storage: Any, batch_size: int) -> int:
-        """Returns the number of different draws: items, or positions where a slice can start."""
+        """Returns the number of possible draws: items, or positions at which a slice can start."""
         return len(storage)
 
     def add(self, index: Any) -> None:
-        """Records that an item was written at ``index``."""
+        """Called by the buffer after it has written an item at ``index``."""
 
     def extend(self, index: Any) -> None:
-        """Records that items were written at ``index``."""
+        """Called by the buffer after it has written items at ``index``."""
 
     def mark_update(self, index: Any, *, storage: Any = None) -> None:
-        """Records that the items at ``index`` were rewritten."""
+        """Called when the items at ``index`` have been changed."""
 
     def update_priority(
         self, index: Any, priority: Any, *, storage: Any = None, generation: Any = None
     ) -> PriorityUpdate:
-        """Changes priorities if the sampler has priorities."""
+        """Sets the priorities of items. Does nothing if the sampler has no priorities."""
         return PriorityUpdate(0, 0)
 
     @property
     def default_priority(self) -> float:
-        """Priority of a new item."""
+        """The priority of new items."""
         return 1.0
 
     @property
     def ran_out(self) -> bool:
-        """True if the last draw ended a pass. Samplers with passes allow setting it to False."""
+        """True if the last draw ended a pass. In samplers with passes, it can be set to False."""
         return False
 
     def _position(self) -> Any:
-        """Returns a position for `_rewind`, at low cost, or None if draws change no state."""
+        """Returns the state that draws change, for `_rewind`, or None if draws change no state.
+
+        The call is fast, because it is made before each prefetched batch.
+        """
         return None
 
     def _rewind(self, position: Any) -> None:
-        """Reverts all draws since `_position`, such as undelivered prefetched batches."""
+        """Restores a state that `_position` returned, so that later draws are repeated.
+
+        Used to discard prefetched batches that were not delivered.
+        """
 
     def _to_plain(self, position: Any, before: Any) -> Any:
-        """Converts a position for a save.
+        """Converts the result of `_position` to plain values for a save.
 
-        Raises TypeError if prefetched batches must be redrawn.
+        Args:
+            position: the position to save.
+            before: the previous position in the same save, which can share values, or None.
+
+        Raises:
+            TypeError: the position cannot be saved.
         """
         if position is not None:
             raise TypeError(
@@ -137,35 +151,45 @@ class Sampler(Checkpoints):
             )
 
     def _of_plain(self, plain: Any, before: Any) -> Any:
-        """Reverses `_to_plain`."""
+        """Converts plain values that `_to_plain` returned back to a position."""
         return None
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """Repeats a draw because items were overwritten. In a pass, uses the same elements."""
+        """Repeats a draw whose items were overwritten before they could be read.
+
+        Samplers with passes draw the same elements again.
+        """
         return self.sample(storage, self._size_of(index))
 
     def _size_of(self, index: Any) -> int:
-        """Returns the batch size of a draw from its index."""
+        """Returns the number of items in an index that `sample` returned."""
         return len(index[0] if isinstance(index, tuple) else index)
 
     def _divide(self, worker: int, workers: int, rank: int, seed: int) -> None:
-        """Shares each pass with other workers of this learner, which get the same ``seed``."""
+        """Divides each pass among the data loader workers of a learner.
+
+        Args:
+            worker: number of this worker.
+            workers: number of workers.
+            rank: rank of the learner.
+            seed: seed of the order, which is the same for all workers.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the sampler without its arguments."""
+        """Returns the state of the sampler, without the arguments of its constructor."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state."""
+        """Loads a state that `state_dict` has returned."""
 
     def _empty(self) -> None:
-        """Records that the storage was emptied."""
+        """Called when the storage has been emptied."""
 
     def _loaded_into(self, storage: Any) -> None:
-        """Records that the loaded state belongs to the items in ``storage``."""
+        """Called after a load. The loaded state belongs to the items in ``storage``."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # the copy may be in another learner
+        return {**self.__dict__, "_rank_in_draws": UNKNOWN}  # another learner may use the copy
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -180,24 +204,27 @@ def lanes_of(storage: Any) -> tuple[int, ...]:
 
 
 def in_storage(storage: Any, elements: torch.Tensor) -> Any:
-    """Converts elements to an index of ``storage``, to coordinates if the storage has lanes."""
+    """Converts element numbers to an index of a storage.
+
+    The index is a tuple of coordinates if the storage has several dimensions.
+    """
     lanes = lanes_of(storage)
     return unravel(elements, lanes) if lanes else elements
 
 
 def wait_for_marks(storage: Any) -> None:
-    """Waits until no writer is marking slots, by acquiring the mutex."""
+    """Waits until the writer that is changing slot words, if any, has released the mutex."""
     ring: Ring | None = ring_of(storage)
     if ring is not None:
         ring.totals()
 
 
 def unchanged(storage: Any, draw: Callable[[], _T | None], what: str) -> _T:
-    """Repeats a draw until no chosen item is overwritten during the draw.
+    """Repeats a draw until no chosen item was overwritten during the draw.
 
     Args:
         storage: the storage to draw from.
-        draw: function that chooses items, and returns None if one was overwritten.
+        draw: function that chooses items, and returns None if an item was overwritten.
         what: name of the chosen items, for the message.
 
     Raises:
@@ -220,15 +247,15 @@ _gate = threading.RLock()  # reentrant, because a signal handler may fork while 
 
 
 def between_forks(call: Callable[..., _T], *arguments: Any, **options: Any) -> _T:
-    """Calls a function that uses a torch generator, while no fork can happen."""
-    # If a process forked while another thread draws, the child would inherit a locked generator.
+    """Calls a function that uses a torch generator, and delays forks of this process meanwhile."""
+    # Otherwise a child that is forked during the call would inherit a locked generator.
     with _gate:
         return call(*arguments, **options)
 
 
 def draw_key(sampler: Sampler, storage: Any) -> int:
-    """Draws a 63-bit key from the sampler's generator and the `rank`. Takes 0.5 µs."""
-    # Each thread reuses one tensor. torch fills the tensor, and the key is read in place.
+    """Draws a 63-bit key from the sampler's generator, and mixes the rank into it. Takes 0.5 µs."""
+    # Each thread reuses one tensor, because allocating a tensor would take longer than the draw.
     if rank := sampler._rank_in_draws:
         rank = ask_rank(sampler, storage)
     try:
@@ -245,7 +272,13 @@ def draw_key(sampler: Sampler, storage: Any) -> int:
 
 
 def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
-    """Draws with a torch function, for a sampler whose rank is known."""
+    """Draws random numbers with a torch function and the sampler's generator and rank.
+
+    Args:
+        sampler: the sampler, whose rank must be known (see `ask_rank`).
+        call: a torch function that accepts ``generator``.
+        *arguments: further arguments of the function.
+    """
     generator = sampler._rng
     if sampler._rank_in_draws > 0:
         generator = torch.Generator().manual_seed(draw_key(sampler, None))
@@ -253,13 +286,16 @@ def drawn_by(sampler: Sampler, call: Callable[..., torch.Tensor], *arguments: An
 
 
 def random_numbers(sampler: Sampler, count: int) -> Ints:
-    """Returns random numbers below 2**62. Their bias modulo a count is below 2**-30."""
+    """Returns ``count`` random numbers below 2**62.
+
+    If the numbers are reduced modulo a length below 2**32, their bias is below 2**-30.
+    """
     numbers: Ints = drawn_by(sampler, cpu.randint, 2**62, (count,)).numpy()
     return numbers
 
 
 def ask_rank(sampler: Sampler, storage: Any) -> int:
-    """Returns the rank to mix into draws, which the first draw of a process determines."""
+    """Returns the rank that is mixed into draws. It is determined by a process's first draw."""
     if sampler._rank_in_draws < 0:
         sampler._rank_in_draws = between_forks(
             rank_of_draws,
@@ -273,12 +309,13 @@ def ask_rank(sampler: Sampler, storage: Any) -> int:
 
 
 def _forget_ranks() -> None:
+    """Makes all samplers determine their rank again, in a forked process."""
     for sampler in list(_asked):
         sampler._rank_in_draws = UNKNOWN
 
 
-# These are C functions, because Ctrl-C may interrupt the start of a Python function.
+# These are C functions, because Ctrl-C could interrupt a Python function before its first line.
 os.register_at_fork(
     before=_gate.acquire, after_in_parent=_gate.release, after_in_child=_gate.release
 )
-os.register_at_fork(after_in_child=_forget_ranks)  # a child process may be another learner
+os.register_at_fork(after_in_child=_forget_ranks)  # the child process may be another learner

@@ -1,4 +1,4 @@
-"""Base class for samplers that can sample on behalf of a consumer.
+"""The base class of samplers that can sample on behalf of a consumer.
 
 A consumer is a group of learners that together receive each item once.
 """
@@ -26,36 +26,40 @@ from shmbuffer.storages.storage import ring_of
 
 @dataclass
 class Taking:
-    """Items claimed by one `sample` call. They return to the consumer unless delivered."""
+    """Items that one call of `sample` has claimed.
 
-    lease_s: float | None  # None: items are acknowledged before the call returns
-    leases: Leases
-    taken: list[tuple[Consumer, LeasedItems]] = field(default_factory=list)
+    The items are returned to the consumer unless they are delivered.
+    """
+
+    lease_s: float | None  # seconds of the leases; None: the call acknowledges the items itself
+    leases: Leases  # the open leases of the call
+    taken: list[tuple[Consumer, LeasedItems]] = field(default_factory=list)  # claimed items
 
     @property
     def under(self) -> tuple[float, Leases]:
-        """Returns the seconds of a lease, and the list of leases; see `Consumer.take`."""
+        """Duration of the leases in seconds, and the list of leases; see `Consumer.take`."""
         return math.inf if self.lease_s is None else self.lease_s, self.leases
 
     def give_back(self) -> None:
-        """Returns the items to the consumer immediately, because they are not delivered."""
+        """Returns the claimed items to the consumer now, because they will not be delivered."""
         self.taken.clear()
         self.leases.give_back()
 
     def acknowledge(self) -> None:
-        """Acknowledges the items."""
+        """Acknowledges all claimed items."""
         while self.taken:
             consumer, taken = self.taken.pop()
             consumer.ack(taken.lease, taken.slots, taken.tickets)
 
 
 class Consumes(Sampler):
-    """Base class of samplers that can draw for a consumer.
+    """Base class of samplers that can draw items for a consumer.
 
     Args:
-        consumer: name of the consumer. With None, items can be drawn repeatedly.
+        consumer: name of the consumer. None means that items are drawn without a consumer, so that
+            they can be drawn repeatedly.
         times: number of times that each item must be acknowledged.
-        start: position of a new consumer.
+        start: first item of a new consumer, "oldest" or "newest".
     """
 
     consumer: str | None = None
@@ -67,15 +71,21 @@ class Consumes(Sampler):
         self.start: Start = start
         self._times = times
         self._found: Consumer | None = None
-        self._of: weakref.ref[Any] | None = None  # ring to which the consumer belongs
+        self._of: weakref.ref[Any] | None = None  # the ring in which the consumer was opened
 
     def bind(self, storage: Any) -> Consumer | None:
-        """Returns the storage's open consumer, or None before the first write or without one."""
+        """Opens the consumer in a storage, and returns it.
+
+        Returns None if the sampler has no consumer, or if nothing has been written to the storage.
+
+        Raises:
+            ValueError: the storage does not support consumers.
+        """
         if self.consumer is None:
             return None
         if isinstance(storage, ListStorage) and not storage.shared:
             raise ValueError(
-                f"{type(self).__name__}: the items of a {type(storage).__name__} are objects of "
+                f"{type(self).__name__}: the items of a {type(storage).__name__} are objects in "
                 "this process, which other processes cannot read; use a LazyTensorStorage, or a "
                 "storage with a scratch_dir"
             )
@@ -93,7 +103,7 @@ class Consumes(Sampler):
         return self._found
 
     def opened(self, storage: Any) -> Consumer:
-        """Returns the open consumer, or raises EmptyBufferError before the first write."""
+        """Opens the consumer, and returns it. Raises EmptyBufferError before the first write."""
         found = Consumes.bind(self, storage)
         if found is None:
             raise EmptyBufferError(NOTHING_THERE)
@@ -105,7 +115,13 @@ class Consumes(Sampler):
 
     @contextmanager
     def taking(self, lease_s: float | None) -> Iterator[Taking]:
-        """Starts a call of a buffer. Returns its items to the consumer if the block raises."""
+        """Context manager of one `sample` call of a buffer.
+
+        Items that are claimed in the block return to the consumer if the block raises an exception.
+
+        Args:
+            lease_s: duration of the leases in seconds, or None to acknowledge the items.
+        """
         with given_back_unless_delivered() as leases:
             yield Taking(lease_s, leases)
 
@@ -117,13 +133,13 @@ class Consumes(Sampler):
         Args:
             storage: the storage to draw from.
             batch_size: number of items.
-            taking: the call of a buffer that receives the items. With None, items for a consumer
-                are acknowledged immediately.
+            taking: the `sample` call of the buffer, which records the claimed items. If None, the
+                items of a consumer are acknowledged immediately.
         """
         return super().sample(storage, batch_size)
 
     def _acknowledged(self, storage: Any, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """Draws without a buffer, and acknowledges the items."""
+        """Draws items outside of a buffer's call, and acknowledges them immediately."""
         with self.taking(None) as taking:
             found = self.sample(storage, batch_size, taking)
             taking.acknowledge()
@@ -132,7 +148,7 @@ class Consumes(Sampler):
     def _again(
         self, storage: Any, index: Any, taking: Taking | None = None
     ) -> tuple[Any, dict[Any, Any]]:
-        """Draws other items, because the buffer was emptied before the items were read."""
+        """Draws other items, because the items were removed before they could be read."""
         if taking is None:
             return super()._again(storage, index)
         taking.give_back()
@@ -145,7 +161,12 @@ class Consumes(Sampler):
         return self.opened(storage).ack(under.view(np.uint64), slots, theirs)
 
     def ack_rows(self, storage: Any, rows: list[torch.Tensor]) -> Acknowledged:
-        """Acknowledges items by contiguous index, tickets and leases, int64 ``[n]`` each."""
+        """Acknowledges items; see `ReplayBuffer.ack`.
+
+        Args:
+            storage: the storage.
+            rows: index, tickets and leases of the items, each contiguous int64 ``[n]``.
+        """
         index, tickets, leases = (row.data_ptr() for row in rows)
         return self.opened(storage).ack_at(leases, index, tickets, rows[0].numel(), rows[0])
 

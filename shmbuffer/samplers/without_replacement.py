@@ -1,4 +1,4 @@
-"""Sampling without replacement, which draws each item once per pass."""
+"""Uniform sampling without replacement."""
 
 from __future__ import annotations
 
@@ -40,45 +40,48 @@ from shmbuffer.torchrl.compat.sampler_files import PASS, moved_pass
 
 
 class SamplerWithoutReplacement(Sampler):
-    """Draws every item once, then starts the next pass.
+    """Draws each item once per pass, then starts the next pass.
 
     With a batch size of 3, a pass over 10 items has batches of 3, 3, 3 and 1, or 3, 3 and 3 with
     ``drop_last``. After the last batch of a pass, `ran_out` is True, which ends an iteration over
-    the buffer. The next draw starts a new pass. If an iteration stops in the middle of a pass, the
-    next iteration continues the pass.
+    the buffer. The next draw starts a new pass. If an iteration is stopped in the middle of a pass,
+    the next iteration continues the pass.
 
-    Writes in the middle of a pass:
+    Writes in the middle of a pass have these effects:
 
     - If the storage grows, a new pass starts, as in TorchRL. Items that other processes add to a
-      shared storage are included in the next pass instead, so that a pass ends while they continue
-      to write.
-    - A slot that is overwritten is drawn once, with the item that it holds when it is drawn. A slot
-      without an item, for example after an eviction, is skipped.
-    - Emptying the storage starts a new pass.
+      shared storage are included in the next pass instead, so that a pass can end while other
+      processes continue to write.
+    - A slot that is overwritten is drawn once, with the item that it contains when it is drawn. A
+      slot without an item, for example after an eviction, is skipped.
+    - If the storage is emptied, a new pass starts.
 
     The pass belongs to this sampler in this process. With ``world_size``, several learners share
-    each pass, and exactly one of them draws each item. Their shares differ by at most one item.
-    With ``drop_last``, the shares are equal, so that all learners get the same number of batches.
-    The shares depend on ``seed``, the rank, the slot and the number of the pass, but not on a
-    generator. They are exact if all learners start the same passes with the same length of the
-    storage. A learner whose own write starts a new pass is one pass ahead of the others. An
-    overwritten slot still belongs to the same learner.
+    each pass, and exactly one of them draws each item. The numbers of their items differ by at most
+    one. With ``drop_last``, these numbers are equal, so that all learners get the same number of
+    batches. The shares depend on ``seed``, the rank, the slot and the number of the pass, but not
+    on a random generator. They are exact if all learners start the same passes with the same length
+    of the storage. A learner that starts a new pass because of its own write is one pass ahead of
+    the other learners. If a slot is overwritten, it still belongs to the same learner.
 
     Args:
-        drop_last: if True, drops the last batch of a pass if the batch would be short. Requires a
+        drop_last: if True, drops the last batch of a pass if it would be incomplete. Requires a
             ``batch_size`` of the buffer.
-        shuffle: if True, each pass has a new random order. If False, uses the order of the storage.
-        world_size: number of learners that share a pass. With None, the pass is not shared.
-        rank: number of this learner, starting at 0. None uses the first known rank: the buffer's,
-            torch.distributed's, or the environment variable ``RANK``.
+        shuffle: if True, each pass has a new random order. If False, items are drawn in storage
+            order.
+        world_size: number of learners that share each pass. None means that passes are not shared.
+        rank: number of this learner, starting at 0. None uses the ``rank`` of the buffer, the rank
+            in torch.distributed, or the environment variable ``RANK``; the first of these that is
+            set.
         seed: seed of shared passes, which must be the same for all learners.
 
     Raises:
         ValueError: ``world_size`` is not an int or is below 1, or ``rank`` is not below
             ``world_size``.
 
-    Cost: O(batch), even for the first batch of a pass and after a write. A new pass is O(items)
-        with ``world_size``, or if there are empty slots after an eviction or an aborted write.
+    Cost: O(batch), even for the first batch of a pass and after a write. The start of a pass is
+        O(items) with ``world_size``, or if there are empty slots after an eviction or an aborted
+        write.
 
     Example:
         >>> import torch
@@ -115,13 +118,13 @@ class SamplerWithoutReplacement(Sampler):
             raise ValueError(f"world_size must be an integer of at least 1, got {world_size!r}")
         if world_size is not None and (rank or 0) >= world_size:
             raise ValueError(
-                f"rank must be from 0 to world_size - 1 (world_size={world_size}), got {rank}"
+                f"rank must be between 0 and world_size - 1 (world_size={world_size}), got {rank}"
             )
-        self._begun = 0  # number of shared passes
+        self._begun = 0  # number of shared passes that this learner has started
         self._pass = Pass()
         self._storage: weakref.ref[Any] | None = None  # storage of the current pass
-        self._written = False  # True if our buffer has written since the last draw
-        self._loaded = False  # True if a loaded pass has not been compared with the storage yet
+        self._written = False  # True if this sampler's buffer has written since the last draw
+        self._loaded = False  # True until a loaded pass has been compared with the storage
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -129,12 +132,12 @@ class SamplerWithoutReplacement(Sampler):
         """Draws items; see `Sampler.sample`.
 
         Returns:
-            The next ``batch_size`` items of the pass, or the remaining items. With a shared
-                storage, the dict has ``"index_generation"``.
+            The next ``batch_size`` items of the pass, or the remaining items if there are fewer. If
+            the storage is shared, the dict has ``"index_generation"``.
 
         Raises:
             EmptyBufferError: the storage is empty.
-            ValueError: with ``drop_last``, a batch is larger than the number of items.
+            ValueError: with ``drop_last``, the batch size is larger than the number of items.
         """
         if self.world_size is None:
             ask_rank(self, storage)
@@ -151,8 +154,8 @@ class SamplerWithoutReplacement(Sampler):
         else:
             raise EmptyBufferError(
                 f"no batch of {batch_size} items could be sampled in {ATTEMPTS} attempts, because "
-                "other clients keep emptying the storage or overwriting its items; make it larger, "
-                "or sample fewer"
+                "other clients keep emptying the storage or overwriting its items; use a larger "
+                "storage or a smaller batch size"
             )
         now = now._replace(at=drawn.at, ran_out=False)
         ended = is_over(ring, now, max(whole, 1))
@@ -160,21 +163,22 @@ class SamplerWithoutReplacement(Sampler):
         self._written = self._loaded = False
         if self._storage is None or self._storage() is not storage:
             self._storage = weakref.ref(storage)
-        return described(storage, drawn.elements.copy(), drawn.tickets)  # not a view of the pass
+        # A copy, because the elements can be a view of the order.
+        return described(storage, drawn.elements.copy(), drawn.tickets)
 
     def can_sample(self, storage: Any, batch_size: int) -> bool:
-        """True if there are enough items for a batch or, with ``drop_last``, for a full batch."""
+        """True if the storage has an item or, with ``drop_last``, enough items for a full batch."""
         count = len(storage)
         if count and self.world_size is not None:
             count = len(self._ours(places_of(storage, ring_of(storage))))
         return count >= self._least(batch_size)
 
     def _least(self, wanted: int) -> int:
-        """Returns the minimum number of items for a batch of ``wanted``."""
+        """Returns the minimum number of items that a batch of ``wanted`` items can have."""
         return max(1, wanted if self.drop_last else 1)
 
     def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:
-        """True if the storage has changed so that a new pass starts."""
+        """True if a change of the storage, such as its growth, requires a new pass."""
         assert now.order is not None
         if self._storage is not None and self._storage() is not storage:
             return True
@@ -183,13 +187,16 @@ class SamplerWithoutReplacement(Sampler):
             return length != now.items
         if self._loaded:
             return length != now.items or now.reaches(ring.elements)
-        # Fewer items do not count as a change: a slot being overwritten briefly holds no item.
+        # A smaller length is no change, because a slot has no item while it is overwritten.
         return length > now.items and (self._written or not storage.shared)
 
     def _new_pass(self, storage: Any, ring: Ring | None, batch_size: int) -> Pass:
-        """Starts a pass over all items. See `filled_elements` and `places_of` for the costs."""
+        """Returns a new pass over all items, or over this learner's share of them.
+
+        See `filled_elements` and `places_of` for the cost.
+        """
         wait_for_items(storage, ring, NOTHING_THERE)
-        evicted = evictions(ring)  # read before the slots
+        evicted = evictions(ring)  # must be read before the slots
         if self.world_size is None and (count := filled_elements(storage, ring)):
             self._require(batch_size, count)
             return Pass(self._order_of(count), 0, count, count, evicted=evicted)
@@ -198,22 +205,22 @@ class SamplerWithoutReplacement(Sampler):
         self._require(batch_size, len(ours))
         if not len(ours):
             raise EmptyBufferError(
-                f"{len(places)} items are too few for {self.world_size} learners, so this learner "
-                "has none of them; write more items first"
+                f"the storage has {len(places)} items for {self.world_size} learners, and this "
+                "learner's share is empty; write more items first"
             )
         return Pass(self._in_order(ours), 0, len(ours), len(places), evicted=evicted)
 
     def _require(self, batch_size: int, count: int) -> None:
-        """Raises ValueError if a pass over ``count`` items has no full batch but needs one."""
+        """Raises ValueError if ``drop_last`` would drop all of the ``count`` items in a pass."""
         if self.drop_last and count < batch_size:
             raise ValueError(
                 f"The batch size ({batch_size}) is greater than the storage capacity in use "
-                f"({count} items), and drop_last=True drops incomplete batches: write more items "
-                "first, sample fewer, or use drop_last=False"
+                f"({count} items), and drop_last=True drops incomplete batches; write more items "
+                "first, use a smaller batch size, or pass drop_last=False"
             )
 
     def _order_of(self, count: int) -> Ints | Permutation:
-        """Returns the order of a pass over ``count`` elements."""
+        """Returns the order of a pass over the first ``count`` elements."""
         if not self.shuffle:
             return Permutation(count, None)
         if count < FEWEST:
@@ -222,7 +229,7 @@ class SamplerWithoutReplacement(Sampler):
         return Permutation(count, int(random_numbers(self, 1)[0]))
 
     def _ours(self, places: Ints) -> Ints:
-        """Returns this learner's share of these elements."""
+        """Returns the elements in ``places`` that belong to this learner's share."""
         if self.world_size is None:
             return places
         rank = share_rank(self._given_rank, self.world_size)
@@ -230,15 +237,18 @@ class SamplerWithoutReplacement(Sampler):
         return share.of(places, shuffle=self.shuffle, even=self.drop_last)
 
     def _in_order(self, ours: Ints) -> Ints:
-        """Starts a pass, and returns its elements in order."""
+        """Returns the elements of a new pass in their order. Counts the passes that are shared."""
         if self.world_size is not None:
             self._begun += 1
-        elif self.shuffle:  # depends only on the number of elements
+        elif self.shuffle:  # the order depends only on the generator and the number of elements
             ours = ours[self._order_of(len(ours))[:]]
         return ours
 
     def _again(self, storage: Any, index: Any) -> tuple[Any, dict[str, Any]]:
-        """Repeats a draw of the same elements, with items that are present now or within 5 s."""
+        """Draws the same elements again, with their current items.
+
+        Waits up to 5 s for elements that are being written. Elements without an item are left out.
+        """
         ring: Ring | None = ring_of(storage)
         elements = ravel(index, lanes_of(storage))
         if ring is None:
@@ -262,11 +272,11 @@ class SamplerWithoutReplacement(Sampler):
     # -- called by the buffer ----------------------------------------------------------------------
 
     def add(self, index: Any) -> None:
-        """Records that the buffer wrote an item."""
+        """Records that the buffer has written an item."""
         self._written = True
 
     def extend(self, index: Any) -> None:
-        """Records that the buffer wrote items."""
+        """Records that the buffer has written items."""
         self._written = True
 
     def _empty(self) -> None:
@@ -308,13 +318,14 @@ class SamplerWithoutReplacement(Sampler):
     # -- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the pass, which `load_state_dict` continues.
+        """Returns the position in the pass, from which `load_state_dict` continues.
 
         Returns:
-            A dict with ``drop_last``, ``_ran_out``, the number of items in the pass
-                (``len_storage``), and the remaining elements in order (``_sample_list``, int64, or
-                None between passes). With ``world_size``, it also has the number of started passes
-                (``_begun``), and ``_written`` if the buffer has written since the last draw.
+            A dict with ``drop_last`` and ``_ran_out``. ``len_storage`` is the number of items in
+            the storage at the start of the pass. ``_sample_list`` contains the remaining elements
+            in order, int64, or is None between passes. With ``world_size``, ``_begun`` is the
+            number of started passes. ``_written`` exists if the buffer has written since the last
+            draw.
         """
         left = self._pass.left()
         known = {} if self.world_size is None else {"_begun": self._begun}
@@ -329,9 +340,10 @@ class SamplerWithoutReplacement(Sampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of this class or of TorchRL's.
+        """Loads a state of this class, or of TorchRL's class.
 
-        If the number of items in the storage differs from that of the pass, a new pass starts.
+        If the storage does not have the number of items that it had in the state, the next draw
+        starts a new pass.
         """
         left = state_dict["_sample_list"]
         order = None
@@ -348,7 +360,7 @@ class SamplerWithoutReplacement(Sampler):
 
     @property
     def len_storage(self) -> int:
-        """Number of items at the start of the pass or, for slices, at the last draw."""
+        """Number of items in the storage at the start of the pass or, for slices, the last draw."""
         return self._pass.items
 
     def __getstate__(self) -> dict[str, Any]:

@@ -255,7 +255,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     wrong = None
     with pytest.raises(
         TypeError,
-        match=r"consumer must not be None, because each item is consumed under a name. Pass",
+        match=r"consumer must be a name, got None; omit it to use the name 'default'",
     ):
         ConsumingSampler(consumer=wrong)
     lanes = ReplayBuffer(storage=storage(4, ndim=2), batch_size=1)
