@@ -1,17 +1,17 @@
-"""The requested settings of a coordinator, and those recorded in its directory.
+"""Compares the arguments of a coordinator with the settings recorded in its directory.
 
     fixed when the buffer is created   capacity, ndim, alpha, eps,     a different value is an error
                                        storage, max_bytes, share_next
-    recorded, and may be changed       beta, batch_size, priority_key,
+    recorded, and can be changed       beta, batch_size, priority_key,
                                        weight_key, reduction, dim_extend,
-                                       of records: stack_dim, compression_level, compress,
+                                       for records: stack_dim, compression_level, compress,
                                        dictionary_bytes
     local to a process, not recorded   sampler, sample_unit, transform, collate_fn, pin_memory,
                                        prefetch, generator, rank, prefault, device,
-                                       of records: pad_output, compression_fn,
+                                       for records: pad_output, compression_fn,
                                        decompression_fn
 
-If an argument is omitted, the recorded value is used, or the default if none is recorded.
+If an argument is omitted, the recorded value is used. If no value is recorded, the default is used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STORAGES: Mapping[str, frozenset[str]] = {
     "LazyStackStorage": frozenset({"stack_dim"}),
     "CompressedListStorage": frozenset({"compression_level", "compress", "dictionary_bytes"}),
 }
-"""The kinds of storage, and the arguments of each that are recorded."""
+"""Names of the storage classes, each with its arguments that are recorded."""
 OF_STORAGES = frozenset().union(*STORAGES.values())
 LOCAL_OF_STORAGES = frozenset({"pad_output", "compression_fn", "decompression_fn"})
 _ROWS = "LazyMemmapStorage"
@@ -52,7 +52,7 @@ _SHARING = frozenset({"share_next", "share_next_room"})
 
 
 class Default(float):
-    """A default value, distinct from the same number passed by the caller."""
+    """A default value. Its type distinguishes it from an equal number that the caller passed."""
 
 
 ALPHA = Default(0.6)
@@ -62,7 +62,10 @@ EPS = Default(1e-8)
 
 @dataclass(frozen=True)
 class BufferConfig:
-    """Arguments of a ``Coordinator`` for its directory; ValueError if an argument is invalid."""
+    """Arguments of a ``Coordinator`` that concern the settings of its directory.
+
+    See ``Coordinator`` for the arguments. The constructor raises ValueError if one is invalid.
+    """
 
     capacity: int | None = None
     ndim: int | None = None
@@ -71,12 +74,12 @@ class BufferConfig:
     beta: float = BETA
     batch_size: int | None = None
     priority_key: str | tuple[str, ...] | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)  # arguments named in ``RECORDED``
+    more: Mapping[str, Any] = field(default_factory=dict)  # options named in ``RECORDED``
     storage: str | None = None
     max_bytes: int | None = None
     checksum: bool = True
     reserve: Reserve = "all"
-    of_storage: Mapping[str, Any] = field(default_factory=dict)  # those named in ``OF_STORAGES``
+    of_storage: Mapping[str, Any] = field(default_factory=dict)  # options named in ``OF_STORAGES``
     share_next: Any = False
     share_next_room: int | None = None
 
@@ -98,9 +101,11 @@ class BufferConfig:
 
     @property
     def _asked(self) -> SharingRequest | None:
+        """The requested sharing of next observations, or None."""
         return SharingRequest.from_arguments(self.share_next, self.share_next_room, self.ndim or 1)
 
     def _check_storage(self) -> None:
+        """Raises ValueError if the storage is unknown or does not support another argument."""
         if self.storage is not None and self.storage not in STORAGES:
             raise ValueError(f"storage must be one of {', '.join(STORAGES)}, got {self.storage!r}")
         kind = self.storage or _ROWS
@@ -109,15 +114,12 @@ class BufferConfig:
             raise ValueError(
                 f"storage={kind!r} has one dimension, so ndim={self.ndim} is not supported"
             )
-        is_there = self.capacity is None and self.max_bytes is None  # both are recorded
+        is_there = self.capacity is None and self.max_bytes is None  # True: both are recorded
         if is_known and not is_there and (kind == _ROWS) != (self.max_bytes is None):
-            need = (
-                "needs max_bytes, the size of its byte ring"
-                if self.max_bytes is None
-                else "has none"
-            )
             raise ValueError(
-                f"storage={kind!r} {need}; max_bytes is only for records, which need a "
+                f"storage={kind!r} needs max_bytes, the size of its byte ring"
+                if self.max_bytes is None
+                else f"storage={kind!r} does not support max_bytes; for items of any size, use a "
                 "LazyStackStorage or a CompressedListStorage"
             )
         foreign = sorted(self.of_storage.keys() - STORAGES[kind])
@@ -125,7 +127,7 @@ class BufferConfig:
             raise ValueError(f"storage={kind!r} does not support {foreign[0]}")
 
     def settings(self) -> Settings | None:
-        """Returns the settings of a new directory; None if no capacity was requested."""
+        """Returns the settings for a new directory, or None if no capacity was requested."""
         if self.capacity is None:
             return None
         return Settings(
@@ -148,13 +150,16 @@ class BufferConfig:
         )
 
     def agree(self, engine: Engine) -> None:
-        """Compares the arguments with the recorded settings, and records requested changes."""
+        """Compares the arguments with the recorded settings, and records requested changes.
+
+        Raises ValueError if an argument differs from a recorded value that cannot be changed.
+        """
         recorded, ring = engine.settings, engine.ring()
-        # The exponent may have been changed since it was recorded.
+        # A prioritized ring has the current exponent, which may have changed since its recording.
         there = ring.tree if ring is not None and ring.tree.prioritized else recorded
         kind = read_storage_settings(recorded, engine.where).get("kind", _ROWS)
         asked_bytes = None
-        if self.max_bytes is not None:  # rounded up to whole pages, like the recorded value
+        if self.max_bytes is not None:  # `Settings` rounds the size up to whole pages
             asked_bytes = Settings(capacity=1, record_bytes=self.max_bytes).record_bytes
         fixed = {
             "storage": (self.storage, kind),
@@ -172,13 +177,13 @@ class BufferConfig:
             is_requested = not isinstance(value, Default) and (value is not None or name == "alpha")
             if is_requested and value != fact:
                 raise ValueError(
-                    f"{engine.path}: the buffer in this directory has {name}={fact!r}, not "
-                    f"{value!r}; leave it out to keep the value, or start over with "
-                    "on_existing='overwrite'"
+                    f"{engine.path}: the buffer in this directory has {name}={fact!r}, but "
+                    f"{value!r} was requested; omit {name} to keep the value, or pass "
+                    "on_existing='overwrite' to replace the buffer"
                 )
         if foreign := sorted(self.of_storage.keys() - STORAGES.get(kind, OF_STORAGES)):
             raise ValueError(
-                f"{engine.path}: the buffer in this directory is a {kind}, which does not support "
+                f"{engine.path}: the buffer in this directory has a {kind}, which does not support "
                 f"{foreign[0]}"
             )
         changes = {
@@ -190,7 +195,11 @@ class BufferConfig:
             engine.update_settings(extra={**recorded.extra, **changes})
 
     def _to_be_recorded(self, storage: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the requested values that can replace recorded ones, with lists for tuples."""
+        """Returns the requested values of settings that can be changed, in JSON types.
+
+        Args:
+            storage: recorded settings of the storage, if the buffer exists.
+        """
         kind = {"kind": self.storage} if storage is None else storage
         of_storage = {name: _as_json(value) for name, value in self.of_storage.items()}
         requested = {
@@ -204,9 +213,14 @@ class BufferConfig:
 
 
 def split(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Removes the recorded options from ``options``, and returns them for `BufferConfig`.
+    """Moves the options that are recorded out of ``options``, for the caller's `BufferConfig`.
 
-    ``own`` are the other arguments of the coordinator; the error message lists them.
+    Args:
+        options: further arguments of the coordinator. Those for this process alone remain.
+        own: names of the coordinator's other arguments, for the message.
+
+    Returns:
+        Arguments of `BufferConfig`.
 
     Raises:
         TypeError: an option is unknown.
@@ -218,10 +232,11 @@ def split(options: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
         names = {one.name for one in fields(BufferConfig)} - {"more", "of_storage"}
         names |= {*own, *RECORDED, *LOCAL, *OF_STORAGES, *LOCAL_OF_STORAGES}
         similar = get_close_matches(unknown[0], sorted(names), n=1, cutoff=0.75)
-        hint = f"did you mean {similar[0]}?" if similar else "check the name"
+        hint = f"did you mean {similar[0]}?" if similar else "check the name."
         raise TypeError(
-            f"Coordinator() got an unexpected argument {unknown[0]!r}: {hint} "
-            f"({', '.join(sorted(names))}); pass other arguments of the buffer's class to attach()"
+            f"Coordinator() got an unexpected argument {unknown[0]!r}; {hint} The arguments "
+            f"are {', '.join(sorted(names))}; pass other arguments of the buffer's class to "
+            "attach()"
         )
     return {"more": more, "of_storage": of_storage, **sharing}
 

@@ -1,10 +1,11 @@
-"""Bookkeeping of the child processes of a coordinator.
+"""The state of each child process of a coordinator.
 
      running ──returns, is stopped, or gets Ctrl-C──▶ ended
         └──dies of a signal or an exception──▶ the death is reported ──restart──▶ running
 
-Each child also has a file in the directory (memory/clients/roster.py). If the coordinator is
-killed, the file remains, and the next coordinator uses it to find the orphans.
+Each child also has a file in the buffer's directory (memory/clients/roster.py). If the coordinator
+is killed, the file remains, so that the next coordinator can find the *orphans*: living processes
+that an earlier coordinator has spawned.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ from shmbuffer.memory.system.fork_lock import ForkLock
 from shmbuffer.service.stopping import end, why_left
 
 Orphans = Literal["stop", "adopt", "leave"]
-"""Possible treatments of orphans with the name of a new process; see ``Coordinator.spawn``."""
+"""Treatment of orphans that have the name of a new process; see ``Coordinator.spawn``."""
 
 log = logging.getLogger("shmbuffer.service")
 
 HASTY_S = 5.0
-"""A process that dies twice in a row within this time is restarted only after a pause."""
+"""A process that twice in a row dies within this number of seconds is restarted after a pause."""
 
 LONGEST_PAUSE_S = 30.0
+"""Longest pause before a restart, in seconds."""
 
 NEVER = math.inf
 
 
 class Spawned:
-    """A running process and, after a restart, its successor with the same name and index."""
+    """A process spawned by a coordinator. A restarted process replaces it in the same object."""
 
-    _closing = ForkLock()  # a closed descriptor's number may be reused
+    _closing = ForkLock()  # protects the descriptor, whose number can be reused once it is closed
 
     def __init__(
         self, start: Callable[[Spawned], SpawnProcess], *, name: str, index: int, restart: bool
@@ -53,19 +55,19 @@ class Spawned:
         self._exitcode: int | None = None
         self._running = False
         self._young_deaths = 0
-        self.file = ""  # name of its file in the roster
-        self.failed = ""  # hash of the location of the last exception, passed to the next start
-        self.times = 0  # number of consecutive failures at that location
+        self.file = ""  # name of the process's file in the roster
+        self.failed = ""  # hash of the location of the last exception, for the next start
+        self.times = 0  # number of consecutive deaths by an exception at that location
         self.name = name  # ``target-index``
         self.index = index
-        self.pid = 0  # pid of the running process, or of the last one
-        self.restart = restart
-        self.restarts = 0  # failed attempts included
-        self.failure: Exception | None = None  # error of the last start
-        self.due_s = NEVER  # time of the next start on the monotonic clock
+        self.pid = 0  # pid of the running process, or of the last process
+        self.restart = restart  # True: the process is started again after a death
+        self.restarts = 0  # number of restarts, including failed attempts
+        self.failure: Exception | None = None  # error of the last attempt to start
+        self.due_s = NEVER  # time of the next start, on the monotonic clock
 
     def begin(self) -> None:
-        """Starts the process or its successor; an error is stored in ``failure``."""
+        """Starts the process, or starts it again. Stores an error in ``failure``."""
         self.due_s = NEVER
         self.restarts += self.pid != 0
         try:
@@ -76,12 +78,12 @@ class Spawned:
         self._started_s = time.monotonic()
         self._exitcode, self._running, self.failure = None, True, None
         self.pid = self._process.pid or 0
-        # multiprocessing's sentinel is a pipe that grandchildren inherit; a pidfd is the child's.
+        # multiprocessing's sentinel is a pipe, which grandchildren inherit and keep open.
         with suppress(OSError):
             self._pidfd = os.pidfd_open(self.pid)
 
     def adopt(self, found: roster.LivingProcess) -> None:
-        """Takes over a running process instead of starting one, unless it has just ended."""
+        """Takes over an orphan instead of starting a process. Does nothing if it has just ended."""
         self._pidfd = identity.open_pidfd(found.identity)
         if self._pidfd is not None:
             self.pid, self.file = found.identity.pid, found.file
@@ -89,7 +91,7 @@ class Spawned:
             self._running = True
 
     def release(self) -> None:
-        """Closes the descriptor of the process without ending the process."""
+        """Closes the descriptor of the process. The process continues to run."""
         with self._closing:
             if self._pidfd is not None:
                 os.close(self._pidfd)
@@ -97,7 +99,7 @@ class Spawned:
 
     @property
     def sentinel(self) -> int:
-        """Descriptor that becomes readable when the process ends."""
+        """File descriptor that becomes readable when the process ends."""
         if self._pidfd is not None:
             return self._pidfd
         assert self._process is not None
@@ -105,28 +107,38 @@ class Spawned:
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code; None while the process runs, or if it was adopted and then killed."""
+        """Exit code of the process. None while it runs, or if it was adopted and then killed."""
         return self._exitcode
 
     def is_alive(self) -> bool:
-        """True if the process is running, or its supervisor has not noticed its end yet."""
+        """True if the process is running, or if the supervisor has not noticed its end yet."""
         return self._running
 
     def kill(self) -> None:
-        """Sends SIGKILL to the process; with ``restart`` the process is started again."""
+        """Sends SIGKILL to the process. If ``restart`` is set, the process is started again."""
         self._send(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Sends SIGTERM, which raises SystemExit in the process; ``restart`` starts it again."""
+        """Sends SIGTERM, which raises SystemExit in the target.
+
+        If ``restart`` is set, the process is started again.
+        """
         self._send(signal.SIGTERM)
 
     def collect(self, words: roster.ExitRecord) -> int | None:
-        """Returns the exit code of a process that has ended, or None."""
+        """Records the end of the process.
+
+        Args:
+            words: what the process has written to its roster file before its end.
+
+        Returns:
+            The exit code, or None if an adopted process was killed.
+        """
         code, failed = words.exitcode, words.failed
         if self._process is not None:
             self._process.join()
             while (code := self._process.exitcode) is None:
-                time.sleep(0)  # another thread is reading the status for multiprocessing
+                time.sleep(0)  # another thread is in waitpid() for this process
             self._process = None
         self.times = self.times + 1 if failed and failed == self.failed else 1 if failed else 0
         self.failed = failed
@@ -135,6 +147,7 @@ class Spawned:
         return code
 
     def _send(self, number: int) -> None:
+        """Sends a signal to the process, if it is still running."""
         with self._closing:
             if self._pidfd is not None:
                 with suppress(ProcessLookupError):
@@ -144,7 +157,10 @@ class Spawned:
             self._process.kill() if number == signal.SIGKILL else self._process.terminate()
 
     def pause_s(self) -> float:
-        """Returns the pause before the next start, in seconds; 0 after the first early death."""
+        """Returns the pause before the next start, in seconds.
+
+        The pause is 0 after a single early death, and doubles after each further early death.
+        """
         if time.monotonic() - self._started_s >= HASTY_S and self.times < 2:
             self._young_deaths = 0
             return 0.0
@@ -161,7 +177,10 @@ class Spawned:
 class Children:
     """All processes that a coordinator has spawned or adopted, including those that have ended.
 
-    Callers hold the lock of the supervisor.
+    The caller of each method holds the supervisor's lock.
+
+    Args:
+        scratch_dir: directory of the buffer.
     """
 
     def __init__(self, scratch_dir: Path) -> None:
@@ -173,17 +192,17 @@ class Children:
         return [child for child in self.all if child.is_alive()]
 
     def waiting(self) -> list[Spawned]:
-        """Returns the processes that are still to be started."""
+        """Returns the processes that are scheduled to be started."""
         return [child for child in self.all if child.due_s < NEVER]
 
     def have_ended(self) -> bool:
-        """True if no process is running or waiting to be started."""
+        """True if no process is running or scheduled to be started."""
         return not self.running() and not self.waiting()
 
     def orphans(self, name: str) -> list[roster.LivingProcess]:
-        """Returns the living processes of this name that an earlier coordinator spawned."""
+        """Returns the orphans with this name, which an earlier coordinator has spawned."""
         living = roster.find_living(self._scratch_dir, {child.file for child in self.all})
-        me = identity.current()  # is in the roster if a collector became the coordinator
+        me = identity.current()  # in the roster if this coordinator was spawned by another one
         return [one for one in living if one.name == name and one.identity != me]
 
 
@@ -193,7 +212,17 @@ def take_over(
     adopters: Sequence[Spawned],
     grace_s: float,
 ) -> None:
-    """Assigns to each adopter an orphan with the same index, and ends all other orphans."""
+    """Lets new children adopt orphans with the same index, and ends all other orphans.
+
+    Args:
+        scratch_dir: directory of the buffer.
+        orphans: the orphans, which have the same name.
+        adopters: the children that can adopt an orphan, or none.
+        grace_s: seconds between SIGTERM and SIGKILL.
+
+    Raises:
+        BufferInUseError: an orphan could not be ended. Nothing was adopted.
+    """
     for child in adopters:
         for orphan in orphans:
             if orphan.index == child.index and not child.is_alive():
@@ -210,15 +239,16 @@ def take_over(
             child.release()
         pids = [who.pid for who in left]
         raise BufferInUseError(
-            f"{scratch_dir}: {orphans[0].name!r} of an earlier coordinator (pids "
-            f"{', '.join(map(str, pids))}) are still running and cannot be ended by this process: "
-            f"{why_left(left[0])}; end them, or pass orphans='leave'",
+            f"{scratch_dir}: processes {orphans[0].name!r} of an earlier coordinator (pids "
+            f"{', '.join(map(str, pids))}) are still running, and this process cannot end them, "
+            f"because {why_left(left[0])}; end them yourself, or pass orphans='leave'",
             path=scratch_dir,
             pids=pids,
         )
     for result, what in (("ended", "ended"), ("killed", "killed because they ignored SIGTERM")):
         if ended := [str(who.pid) for who, as_found in how.items() if as_found == result]:
             log.warning(
-                "%s: an earlier coordinator's %s were still running: %s (pids %s)",
+                "%s: processes %s of an earlier coordinator were still running and were %s (pids "
+                "%s)",
                 *(scratch_dir, orphans[0].name, what, ", ".join(ended)),
             )

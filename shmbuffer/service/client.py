@@ -1,4 +1,4 @@
-"""Defines ``attach``, which opens the buffer of a directory in any process of the machine."""
+"""Defines ``attach``, which opens the buffer in a directory from any process on the machine."""
 
 from __future__ import annotations
 
@@ -37,44 +37,45 @@ def attach(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> ReplayBuffer:
-    """Opens the buffer of a directory, and waits until another process has created it.
+    """Opens the buffer in a directory. Waits until another process has created the buffer.
 
     The buffer has the recorded class, alpha, eps, beta, ``batch_size`` and ``priority_key``. The
-    first write (``extend`` or ``add``) defines the form of the items. Until then, the buffer is
-    empty. If all processes that used the directory were killed, the buffer is recovered first. The
-    process is listed in the registry until it closes the buffer or ends.
+    first write (``extend`` or ``add``) defines the schema. Until then, the buffer is empty. If all
+    processes that used the directory were killed, the buffer is recovered first. The process is
+    listed in the registry until it closes the buffer or ends.
 
     A save made by ``dumps`` is opened for reading. Sampling, priority updates and passes work, but
     their changes stay in this process: no lock is taken, and the save is not modified. Writes raise
     ReadOnlyError.
 
     Args:
-        scratch_dir: the directory, which need not exist yet; or the path of a save.
+        scratch_dir: the directory, which need not exist yet, or the path of a save.
         timeout: seconds to wait until another process has created or recovered the buffer.
         role: role of this process in the registry. By default, "collector" if a coordinator has
             spawned the process, otherwise "client".
         on_existing: "recover" turns a save into a live buffer that other processes can attach to.
             No process may have the save open for reading.
-        prefault: whether to allocate and map the pages of the buffer before they are needed. "off"
-            does not; "background" uses a thread; "full" waits for the work if the buffer has items.
-            See docs/memory.md.
+        prefault: when the pages of the buffer are allocated and mapped. "off" allocates them when
+            they are first used, "background" does it in advance in a thread, and "full" waits until
+            it is done if the buffer has items. See docs/memory.md.
         on_progress: function that is called with a `ProgressReport` several times per second,
-            during recovery and while pages are allocated. It runs in the thread that does the work.
-            If ``attach`` waits for the work, it raises the exceptions of the function.
-        **options: options of this process: ``sampler``, ``sample_unit``, ``transform``,
+            during recovery and while pages are allocated. The function runs in the thread that does
+            the work. If ``attach`` waits for the work, it raises the function's exceptions.
+        **options: options for this process alone: ``sampler``, ``sample_unit``, ``transform``,
             ``collate_fn``, ``prefetch``, ``generator``, ``rank``, ``batch_size``, ``beta``, and
-            other arguments of the class. A prioritized sampler needs the recorded alpha and eps.
-            ``device`` is the device of samples; the items stay in the directory. For records also
-            ``pad_output``, and the ``compression_fn`` and ``decompression_fn`` of the buffer.
+            other arguments of the class. A prioritized sampler must have the recorded alpha and
+            eps. ``device`` is the device of samples; the items stay in the directory. For records
+            also ``pad_output``, and the ``compression_fn`` and ``decompression_fn`` of the buffer.
 
     Returns:
         The buffer, for example a ``TensorDictPrioritizedReplayBuffer``.
 
     Raises:
-        AttachTimeout: no process created the buffer in time, or another process kept it locked.
+        AttachTimeout: no process created the buffer in time, or another process kept the directory
+            locked.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: the directory cannot be
             used.
-        RegistryFullError: 256 living handles use the buffer.
+        RegistryFullError: the buffer already has 256 living handles.
         ValueError: ``timeout``, ``role``, ``on_existing`` or ``prefault`` is invalid, or the
             ``sampler`` has a different alpha or eps.
         TypeError: an argument is unknown, or is an argument of the `Coordinator`.
@@ -83,8 +84,8 @@ def attach(
     """
     if decided := sorted(options.keys() & OF_COORDINATOR):
         raise TypeError(
-            f"attach() got an unexpected argument {decided[0]!r}, which is decided when the buffer "
-            f"is created: Coordinator(..., {decided[0]}=...)"
+            f"attach() got an unexpected argument {decided[0]!r}; pass it when the buffer is "
+            f"created, to Coordinator(..., {decided[0]}=...)"
         )
     pages = Prefault(prefault, on_progress)
     engine = attach_engine(Path(scratch_dir), timeout, role, pages, on_existing)
@@ -94,11 +95,11 @@ def attach(
 def open_to_read(
     scratch_dir: str | os.PathLike[str], *, timeout: float, on_progress: OnProgress | None
 ) -> tuple[ReplayBuffer, int | None]:
-    """Attaches to a buffer, or opens a private copy if the directory is read-only for this process.
+    """Attaches to a buffer, or opens a private copy if this process cannot write to the directory.
 
     Returns:
-        The buffer, and the number of items that were overwritten during the copy, or None if no
-        copy was made.
+        The buffer, and the number of items that were overwritten while they were copied, or None if
+        no copy was made.
     """
     scratch_dir = directory_of(scratch_dir)
     with Directory.open(scratch_dir, reading=True) as directory:
@@ -111,7 +112,7 @@ def open_to_read(
 
 
 def _buffer_of(engine: Engine, **options: Any) -> ReplayBuffer:
-    """Returns a buffer that owns the engine."""
+    """Returns a buffer that owns the engine. Closes the engine if this fails."""
     try:
         from shmbuffer.buffers.reopened import from_engine
 

@@ -1,11 +1,11 @@
-"""The coordinator: creates or recovers the directory, supervises collectors, ends the run.
+"""The coordinator, which creates or recovers the directory and supervises collectors.
 
      coordinator ──creates, recovers──▶ directory ◀──attach── collectors, learners
           └──spawns, watches, reaps, restarts──▶ collectors
 
-The coordinator is not in the data path. If it is killed, collectors and learners keep running. A
-new coordinator with ``on_existing="recover"`` then takes over the directory. If the directory is
-temporary, the new coordinator removes it at the end.
+The coordinator is not in the data path. If it is killed, collectors and learners keep running, and
+a new coordinator with ``on_existing="recover"`` can take over the directory. If the directory is
+temporary, the new coordinator removes it when it is closed.
 """
 
 from __future__ import annotations
@@ -50,44 +50,47 @@ class Coordinator:
             train(coordinator.buffer)
 
     The buffer is a ``TensorDictPrioritizedReplayBuffer``, or, with ``alpha=None``, a
-    ``TensorDictReplayBuffer``. The class is recorded in the directory, so that ``attach`` creates
-    the same one. Close the coordinator with ``close()`` or a ``with`` block. The end of the
-    interpreter closes it, too, and so does SIGTERM once the coordinator has spawned a process.
-    Methods that use the buffer of a closed coordinator raise BufferClosedError.
+    ``TensorDictReplayBuffer``. The class is recorded in the directory, so that ``attach`` creates a
+    buffer of the same class. Close the coordinator with ``close()`` or a ``with`` block. It is also
+    closed when the interpreter exits, and on SIGTERM if it has spawned a process. Methods that use
+    the buffer of a closed coordinator raise BufferClosedError.
 
     Args:
-        scratch_dir: the directory; None creates a temporary one, which is removed at the end.
-        capacity: number of items; optional with ``on_existing="recover"``.
-        alpha: priority exponent, by default 0.6; None for a buffer without priorities.
+        scratch_dir: the directory. None creates a temporary directory, which is removed when the
+            coordinator is closed.
+        capacity: maximum number of items. Optional with ``on_existing="recover"``.
+        alpha: priority exponent, by default 0.6. None creates a buffer without priorities.
         beta: exponent of the importance weights, by default 0.4.
-        eps: added to every priority, by default 1e-8.
-        batch_size: default size of a sample, here and after ``attach``.
-        priority_key: tensordict entry that contains the priorities, by default "td_error".
-        on_existing: what to do with an existing buffer. "error" raises BufferExistsError;
-            "recover" recovers the buffer, or takes it over if living processes use it; "overwrite"
+        eps: number that is added to each priority, by default 1e-8.
+        batch_size: default batch size of samples, in this process and after ``attach``.
+        priority_key: key of the entry that contains priorities, by default "td_error".
+        on_existing: what to do with an existing buffer. "error" raises BufferExistsError.
+            "recover" recovers the buffer, or takes it over if living processes use it. "overwrite"
             removes the buffer and creates a new one.
         auto_cleanup: if True, closing the coordinator removes the buffer's files, and also the
-            directory if it was created for them. None: only if the directory is temporary.
-        example: a tensordict with the form of one item or of a batch. With an example, the files
-            are created at once, so too little space is an error here and not at the first write.
+            directory if it was created for them. None does this only if the directory is temporary.
+        example: a TensorDict with the keys, shapes and dtypes of one item or of a batch. With an
+            example, the constructor creates the files, so that it raises an error if there is too
+            little space. Otherwise the first write creates the files.
         ndim: number of leading batch dimensions in the storage (as in TorchRL), by default 1.
-        storage: "LazyMemmapStorage", the default, for items of one form; "LazyStackStorage" for
-            items of any shape; "CompressedListStorage" for compressed items of any shape.
-        max_bytes: size of the byte ring of the last two storages, which cannot be created without
-            this argument.
+        storage: "LazyMemmapStorage", the default, for items of equal shapes and dtypes,
+            "LazyStackStorage" for items of any shape, or "CompressedListStorage" for compressed
+            items of any shape.
+        max_bytes: size of the byte ring in bytes. Required to create one of the last two storages.
         checksum: if True, items have checksums. Without checksums, damage by a power cut is not
             detected.
         reserve: ``"all"`` allocates the space of all items when the files are created, so that
             writers do not fail if the disk becomes full later. For ``"steps"`` (rows only) and
             False, see `LazyMemmapStorage`. An existing directory keeps its recorded value.
-        timeout: seconds to wait for another process that creates or recovers the directory.
+        timeout: seconds to wait for another process that is creating or recovering the buffer.
         grace_s: seconds between SIGTERM and SIGKILL when spawned processes are stopped.
-        metrics_port: port of ``http://127.0.0.1:PORT/metrics`` for Prometheus; 0 chooses a free
-            port. Requires the extra "metrics". None: no metrics are served.
-        prefault: see ``attach``; "full" waits if the files exist or ``example`` creates them.
+        metrics_port: port of ``http://127.0.0.1:PORT/metrics`` for Prometheus. 0 chooses a free
+            port. Requires the extra "metrics". None serves no metrics.
+        prefault: see ``attach``. "full" waits if the files exist or if ``example`` creates them.
         on_progress: see ``attach``.
-        rate_limiter: limits the ratio of samples to inserts, or turns the buffer into a queue, for
-            all processes. None keeps the limiter in the directory, and logs it.
+        rate_limiter: `RateLimiter` for all processes, which limits the ratio of samples to inserts
+            or turns the buffer into a queue. None keeps the limiter that the directory has, and
+            logs it.
         **options: further arguments of the buffer, with TorchRL's names. Fixed: ``share_next`` and
             ``share_next_room`` of `LazyMemmapStorage`. Recorded: ``weight_key``, ``reduction``,
             ``dim_extend``; for records also ``stack_dim``, ``compression_level``, ``compress``,
@@ -97,15 +100,15 @@ class Coordinator:
             ``pad_output``, ``compression_fn``, ``decompression_fn``.
 
     Recorded values take precedence over defaults. A ``capacity``, ``alpha``, ``eps``, ``ndim``,
-    ``storage`` or ``max_bytes`` that differs from the recorded one is an error. Other arguments
+    ``storage`` or ``max_bytes`` that differs from the recorded value is an error. Other arguments
     replace the recorded values.
 
     Raises:
         BufferExistsError: a buffer exists and ``on_existing`` is "error".
-        BufferInUseError: the directory has a coordinator, or living processes use a buffer that
-            would be overwritten; the error has their ``pids``.
-        BufferNotFoundError: there is no buffer to recover, and no ``capacity`` to create one.
-        SpaceError: there is not enough space. With "overwrite", the old buffer is already removed.
+        BufferInUseError: the directory already has a coordinator, or living processes use a buffer
+            that would be overwritten. The attribute ``pids`` contains their pids.
+        BufferNotFoundError: there is no buffer to recover, and no ``capacity`` was passed.
+        SpaceError: there is not enough space. With "overwrite", the old buffer has been removed.
         ReadOnlyError, UnsafePathError, UnsafeFilesystemError, FormatError, CorruptBufferError,
             AttachTimeout: see these classes. Nothing was changed.
         ValueError: an argument is invalid, or differs from the recorded value.
@@ -191,7 +194,7 @@ class Coordinator:
 
     @property
     def buffer(self) -> ReplayBuffer:
-        """Buffer object of this process. The first access creates the object and imports torch."""
+        """The buffer in this process. The first access creates the object and imports torch."""
         self._check_open()
         if self._buffer is None:
             from shmbuffer.buffers.reopened import from_engine
@@ -201,27 +204,27 @@ class Coordinator:
 
     @property
     def capacity(self) -> int:
-        """Recorded capacity: the maximum number of items."""
+        """Maximum number of items in the buffer, as recorded in the directory."""
         return self._engine.settings.capacity
 
     @property
     def report(self) -> RecoveryReport | None:
-        """Report of the recovery; None if this coordinator did not recover the directory."""
+        """Report of the recovery, or None if this coordinator did not recover the directory."""
         return self._engine.report
 
     @property
     def processes(self) -> list[Spawned]:
-        """The spawned processes; each has ``pid``, ``exitcode``, ``is_alive()`` and ``kill()``."""
+        """The spawned processes. Each has ``pid``, ``exitcode``, ``is_alive()`` and ``kill()``."""
         return self._supervisor.processes
 
     @property
     def deaths(self) -> list[Death]:
-        """All clients that died since the start of this coordinator, spawned or not."""
+        """Deaths of all clients since the start of this coordinator, including other programs."""
         return list(self._supervisor.deaths)
 
     @property
     def metrics_port(self) -> int | None:
-        """Port of the metrics server; None if metrics are not served."""
+        """Port of the metrics server, or None if metrics are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property
@@ -230,11 +233,13 @@ class Coordinator:
         return self._closed
 
     def stats(self) -> dict[str, Number]:
-        """Returns a flat dict of numbers from one snapshot; watch/stats.py explains the keys.
+        """Returns a flat dict of numbers from one snapshot. watch/stats.py explains the keys.
 
         Rates are averages since the last call. In addition, ``processes`` is the number of spawned
         processes that are running. ``deaths``, ``restarts`` and ``held_back_s`` (seconds for which
-        the kernel throttled a writer) are counted since the start. Cost: about 10 µs.
+        the kernel throttled a writer) are counted since the start of the coordinator.
+
+        Cost: about 10 µs.
         """
         self._check_open()
         return self._meter.read() | self._supervisor.counts()
@@ -255,21 +260,22 @@ class Coordinator:
         The processes are spawned, not forked. Therefore ``target`` and ``args`` are pickled, the
         target must be a function of a module, and a script needs ``if __name__ == "__main__":``.
         If the target is given by name, as ``"package.module:function"``, the processes import only
-        that module and not the script. They log a warning if the module imports torch, which the
+        its module instead of the script. They log a warning if the module imports torch, which the
         NumPy client does not need.
 
-        In each call, the index counts from 0, in the order of the returned list. The target
-        attaches to the directory, by default with the role "collector". When the coordinator is
+        In each call, the index counts from 0, in the order of the returned list. A target that
+        attaches to the directory has the role "collector" by default. When the coordinator is
         closed, SIGTERM raises SystemExit in the target. If the coordinator is killed, the processes
-        keep running until ``shmbuffer stop`` ends them or another coordinator spawns the same name
-        (``orphans``).
+        keep running until ``shmbuffer stop`` ends them, or until another coordinator spawns
+        processes with the same name (``orphans``).
 
-        After the target has ended, the process runs ``atexit`` functions, joins its threads and
+        After the target has ended, the process joins its threads, runs ``atexit`` functions and
         closes an attached buffer. Then it exits with ``os._exit``, so the target has to close its
         files itself.
 
-        If the first call raises and nothing has been written, closing the coordinator removes the
-        buffer that it has created, so that the corrected program can create the buffer again.
+        If the first call raises an error and no item has been written, closing the coordinator
+        removes a buffer that it has created. The corrected program can then create the buffer
+        again.
 
         Each death is added to ``deaths`` and logged as a warning by the logger "shmbuffer.service".
         The claims of the dead process are released within milliseconds.
@@ -283,16 +289,16 @@ class Coordinator:
                 or by the same error, restarts are delayed by increasing pauses. If the same error
                 is raised again, one line is printed instead of a traceback.
             orphans: what to do with running processes of the same name that a killed coordinator of
-                the directory has spawned. "stop" ends them (SIGTERM, then SIGKILL after
-                ``grace_s``) with a warning; "adopt" keeps one for each index below ``n`` and ends
-                the others; "leave" does not touch them.
-            name: name of these processes in ``deaths`` and for ``orphans``; by default the target's
-                module and qualified name. Required if two scripts share a directory.
+                this directory has spawned. "stop" ends them (SIGTERM, then SIGKILL after
+                ``grace_s``) with a warning. "adopt" keeps one process for each index below ``n``
+                and ends the others. "leave" lets them run.
+            name: name of these processes in ``deaths`` and for ``orphans``. The default is the
+                target's module and qualified name. Required if two scripts share a directory.
 
         Raises:
             BufferUnlinkedError: the directory was removed, moved or replaced.
-            BufferInUseError: an orphan runs in another container and cannot be ended; the error
-                has its pid in ``pids``.
+            BufferInUseError: an orphan cannot be ended, for example because it runs in another
+                container. The attribute ``pids`` contains its pid.
             ValueError: ``n`` is negative, or ``orphans`` or the name of the target is invalid.
             TypeError: the target or an argument cannot be pickled, the named target is not
                 callable, or the target or ``n`` has the wrong type.
@@ -314,23 +320,31 @@ class Coordinator:
 
     @property
     def rate_limiter(self) -> RateLimiter | None:
-        """Rate limiter of all processes, or None."""
+        """The rate limiter for all processes, or None."""
         self._check_open()
         return self._engine.limiter
 
     def set_rate(
         self, limiter: RateLimiter | EllipsisType | None = ..., **changes: Any
     ) -> RateLimiter | None:
-        """Changes the rate limiter of a running buffer, and returns the new one; None removes it.
+        """Changes the rate limiter of a running buffer.
 
-            coordinator.set_rate(samples_per_insert=8)     # other settings stay
+            coordinator.set_rate(samples_per_insert=8)     # keeps the other settings
             coordinator.set_rate(RateLimiter(samples_per_insert=8, min_size=1_000))
 
-        Waiting calls check the new limits at once. The ratio is counted from the time of the
-        change. Items that a queue has already delivered are not delivered again.
+        Waiting calls check the new limits immediately. Items that were written or sampled before
+        the change do not count for the ratio. Items that a queue has already delivered are not
+        delivered again.
+
+        Args:
+            limiter: the new rate limiter, or None to remove the current one.
+            **changes: arguments of `RateLimiter` to change in the current rate limiter.
+
+        Returns:
+            The new rate limiter.
 
         Raises:
-            TypeError: both a limiter and changes were passed, or neither; or a change is not an
+            TypeError: both a limiter and changes were passed, or neither, or a change is not an
                 argument of `RateLimiter`.
             ValueError: `RateLimiter` rejects an argument, ``min_size`` is larger than the buffer,
                 or the limiter would turn a prioritized buffer into a queue.
@@ -347,12 +361,18 @@ class Coordinator:
         return self._engine.limiter
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until no spawned process is running or to be restarted; False after the timeout."""
+        """Waits until all spawned processes have ended and none of them will be restarted.
+
+        Returns False if this takes longer than ``timeout`` seconds.
+        """
         self._check_ours()
         return self._supervisor.join(timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
-        """Waits until ``deaths`` has ``count`` entries; False after the timeout."""
+        """Waits until ``deaths`` has at least ``count`` entries.
+
+        Returns False if this takes longer than ``timeout`` seconds.
+        """
         self._check_ours()
         return self._supervisor.wait_for_deaths(count, timeout)
 
@@ -362,14 +382,18 @@ class Coordinator:
         return self._engine.clients()
 
     def flush(self) -> None:
-        """Writes all committed items to disk; writers continue. May raise DurabilityError."""
+        """Writes all committed items to disk, while writers continue.
+
+        Raises:
+            DurabilityError: the items could not be written to disk.
+        """
         self._check_open()
         self._engine.flush()
 
     def close(self) -> None:
         """Stops spawned processes, closes the buffer, and removes a temporary directory.
 
-        Other processes keep running. A second call, or a call in a fork, has no effect.
+        Other processes keep running. A second call, or a call in a forked process, has no effect.
         """
         if os.getpid() != self._pid:
             return
@@ -397,8 +421,8 @@ class Coordinator:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Coordinator cannot be sent to another process; send its scratch_dir, and call "
-            "attach() there"
+            "a Coordinator cannot be pickled; send its scratch_dir to the other process, and call "
+            "attach(scratch_dir) there"
         )
 
     def __repr__(self) -> str:
@@ -406,6 +430,7 @@ class Coordinator:
         return f"<Coordinator {str(self.scratch_dir)!r} capacity={self.capacity} {state}>"
 
     def _check_ours(self) -> None:
+        """Raises ForkedHandleError in a process that was forked from the coordinator's process."""
         if os.getpid() != self._pid:
             raise ForkedHandleError(
                 f"{self.scratch_dir}: this coordinator belongs to process {self._pid}, from which "
@@ -413,6 +438,7 @@ class Coordinator:
             )
 
     def _check_open(self) -> None:
+        """Raises an error in a forked process, or if the coordinator is closed."""
         self._check_ours()
         if self._closed:
             raise BufferClosedError(f"{self.scratch_dir}: this coordinator is closed")

@@ -1,11 +1,11 @@
 """Checks that spawned processes can import the main module of the program and find their target.
 
-    parent:  spawn ──▶ require_importable ──▶ the target and its arguments are pickled ──▶ start
-    child:   import the main module, as __mp_main__ ──▶ unpickle ──▶ the target
-                └── creates a coordinator on import: `refuse_while_imported`
-    by name: require_named, and the child imports only the target's module (process.py)
+    parent:  spawn ──▶ require_importable ──▶ pickle the target and its arguments ──▶ start
+    child:   import the main module, as __mp_main__ ──▶ unpickle ──▶ call the target
+                └── a coordinator that is created by the import: `refuse_while_imported`
+    by name: require_named; the child imports only the target's module (process.py)
 
-Without these checks, multiprocessing would report most of the errors only in the child.
+Without these checks, multiprocessing would report most of these errors only in the child.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from types import FrameType
 from shmbuffer.service.process import Named
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
-"""Errors that a pickler raises for an object that cannot be pickled."""
+"""Exceptions that a pickler raises for an object that cannot be pickled."""
 
 GUARD = 'if __name__ == "__main__":'
-_OTHER_GUARD = (
-    "current_process"  # a script may check its name instead; parent_process() is not set yet
-)
+# A script may check current_process().name instead. During the import, multiprocessing has not set
+# parent_process() yet.
+_OTHER_GUARD = "current_process"
 
 
 def refuse_while_imported(scratch_dir: object) -> None:
@@ -38,14 +38,20 @@ def refuse_while_imported(scratch_dir: object) -> None:
     if getattr(process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{scratch_dir}: the spawned process {process.current_process().name} imports the main "
-            "module of its program and that of its target, and one of them creates a Coordinator "
-            "when it is imported; put the code that runs the program, with the Coordinator and "
-            f"spawn, under `{GUARD}`"
+            "module of the program and the module of its target, and one of them creates a "
+            "Coordinator when it is imported. Put the code that runs the program, including the "
+            f"Coordinator and spawn, under `{GUARD}`"
         )
 
 
 def require_importable(scratch_dir: object, target: object, args: Sequence[object]) -> None:
-    """Raises RuntimeError if a spawned process cannot import the main module of the program."""
+    """Raises RuntimeError if a spawned process could not import the main module of the program.
+
+    Args:
+        scratch_dir: directory of the buffer, for messages.
+        target: the target, which the spawned process unpickles.
+        args: arguments of the target.
+    """
     refuse_while_imported(scratch_dir)
     imported = spawn.get_preparation_data("")
     name, path = imported.get("init_main_from_name"), imported.get("init_main_from_path")
@@ -53,45 +59,64 @@ def require_importable(scratch_dir: object, target: object, args: Sequence[objec
         raise RuntimeError(
             f"{scratch_dir}: the program was read from {os.path.basename(path)}, but this file "
             "does not exist, so a spawned process cannot import it. Nothing was started. Write the "
-            "program to a file and run that"
+            "program to a file, and run that file"
         )
     if path is None and (name is None or name.split(".")[-1] == "__main__"):
         for found in filter(None, map(_defined_in_main, (target, *args))):
             raise RuntimeError(
-                f"{scratch_dir}: {found} is defined in __main__, which no spawned process can "
-                "import, because it is a notebook, a prompt, -c, or the __main__ of a package. "
-                "Nothing was started. Write it to a module (in a notebook: %%writefile collect.py) "
-                "and import it from there"
+                f"{scratch_dir}: {found} is defined in __main__, which a spawned process cannot "
+                "import, because __main__ is a notebook, a prompt, a -c option, or the __main__ of "
+                f"a package. Nothing was started. Write {found} to a module (in a notebook: "
+                "%%writefile collect.py), and import it from there"
             )
     else:
         _require_guard(scratch_dir)
 
 
 def _require_guard(scratch_dir: object) -> None:
-    """Raises RuntimeError if a process that imports the main module would spawn again."""
+    """Raises RuntimeError if an import of the main module would spawn processes."""
     if (line := _line_without_guard()) is not None:
         file = sys.modules["__main__"].__file__
         raise RuntimeError(
             f"{scratch_dir}: {file}, line {line}, spawns processes without checking __name__, so "
-            "each of them would import that file and spawn processes, too. Nothing was started. "
-            f"Put the code that runs the program, with the Coordinator and spawn, under `{GUARD}`"
+            "each spawned process would import that file and spawn processes, too. Nothing was "
+            "started. Put the code that runs the program, including the Coordinator and spawn, "
+            f"under `{GUARD}`"
         )
 
 
 def require_named(scratch_dir: object, text: str, args: Sequence[object]) -> Named:
-    """Checks a named target by importing its parent packages, but not its module."""
+    """Checks a target that was given by name, without importing its module.
+
+    Packages that contain the module are imported.
+
+    Args:
+        scratch_dir: directory of the buffer, for messages.
+        text: name of the target, ``"package.module:function"``.
+        args: arguments of the target.
+
+    Returns:
+        The target.
+
+    Raises:
+        ValueError: the name is invalid, or names a function in ``__main__``.
+        ModuleNotFoundError, AttributeError, TypeError: the module or the function does not exist,
+            or is not callable.
+        RuntimeError: an argument is defined in ``__main__``, or an import of the main module would
+            spawn processes.
+    """
     refuse_while_imported(scratch_dir)
     target = Named(text)
     if target.module.split(".")[-1] == "__main__":
         raise ValueError(
-            f"{scratch_dir}: a process that is spawned by name does not import __main__. Nothing "
-            f"was started. Put {target.function} into a module"
+            f"{scratch_dir}: a process whose target is given by name does not import __main__. "
+            f"Nothing was started. Move {target.function} to a module"
         )
     for found in filter(None, map(_defined_in_main, args)):
         raise RuntimeError(
-            f"{scratch_dir}: {found} is defined in __main__, which a process that is spawned by "
-            "name does not import. Nothing was started. Write it to a module and import it from "
-            "there"
+            f"{scratch_dir}: {found} is defined in __main__, which a process whose target is given "
+            f"by name does not import. Nothing was started. Move {found} to a module, and import "
+            "it from there"
         )
     module = sys.modules.get(target.module)
     if module is not None:
@@ -118,11 +143,18 @@ def require_named(scratch_dir: object, text: str, args: Sequence[object]) -> Nam
 
 
 def _no_module(scratch_dir: object, target: Named, why: str) -> str:
+    """Returns the message for a target whose module was not found."""
     return f"{scratch_dir}: the module of {target} was not found: {why}. Nothing was started"
 
 
 def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> TypeError:
-    """Returns the error for a target, or arguments, that cannot be pickled."""
+    """Returns the TypeError for a target or arguments that cannot be pickled.
+
+    Args:
+        scratch_dir: directory of the buffer, for the message.
+        target: the target.
+        error: exception that the pickler raised.
+    """
     name = getattr(target, "__qualname__", None) or type(target).__qualname__
     name = str(target) if isinstance(target, Named) else name
     return TypeError(
@@ -133,7 +165,10 @@ def cannot_be_pickled(scratch_dir: object, target: object, error: Exception) -> 
 
 
 def _defined_in_main(thing: object) -> str | None:
-    """Returns the name of an object that unpickling looks up in the main module, otherwise None."""
+    """Returns the name of a function or class in the main module that unpickling must import.
+
+    Returns None if the object can be unpickled without the main module.
+    """
     while isinstance(thing, functools.partial):
         thing = thing.func
     thing = getattr(thing, "__self__", thing)  # the object of a bound method
@@ -142,8 +177,11 @@ def _defined_in_main(thing: object) -> str | None:
 
 
 def _line_without_guard() -> int | None:
-    """Returns the current line of the main module if an import of the module would run it, too."""
-    # If the program uses __name__ or current_process() anywhere, that check is assumed to be right.
+    """Returns the line number in the main module that is running, if an import would run it, too.
+
+    Returns None if the main module is not running at module level, or if it has a guard.
+    """
+    # A program that uses __name__ or current_process() anywhere is assumed to have a guard.
     main = sys.modules["__main__"]
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_globals is not main.__dict__:
@@ -161,6 +199,7 @@ def _line_without_guard() -> int | None:
 
 
 def _asks(node: ast.AST) -> bool:
+    """True if a syntax node compares ``__name__`` or uses ``current_process``."""
     if isinstance(node, ast.Compare):
         parts = (node.left, *node.comparators)
         return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)

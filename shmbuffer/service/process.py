@@ -1,11 +1,12 @@
-"""The start and the end of a spawned process that runs a target.
+"""A spawned process that runs a target.
 
-parent:  target, arguments ──▶ pickled ──▶ start; a target by its name is pickled as `Named`
-child:   unpickle ──▶ check in (memory/clients/roster.py) ──▶ the target ──▶ record the end
+parent:  pickle the target and its arguments ──▶ start
+child:   unpickle ──▶ check in (memory/clients/roster.py) ──▶ call the target ──▶ record the end
 
-The process is a ``spawn`` process of multiprocessing, but not a daemon: it keeps running if the
-coordinator is killed. If the target is given by name, as ``"package.module:function"``, the process
-imports only that module and not the parent's main module. Nothing imports torch before the target.
+The process is a ``spawn`` process of multiprocessing. It is not a daemon, so it keeps running if
+the coordinator is killed. If the target is given by name, as ``"package.module:function"``, it is
+pickled as `Named`, and the process imports only that module and not the parent's main module. The
+process does not import torch before it calls the target.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shmbuffer.service")
 
-_LONGEST_ERROR = 500  # characters of an exception's message that are recorded
+_LONGEST_ERROR = 500  # maximum number of characters that are recorded of an exception
 _LIGHT = (
     "collect with shmbuffer.numpy, which does not need torch, or import torch only where it is "
     "needed"
@@ -45,14 +46,21 @@ _LIGHT = (
 
 
 class Named:
-    """A function given as ``"package.module:function"``, which is imported when it is called."""
+    """A function that is given by name, and imported when it is called.
+
+    Args:
+        text: the name, ``"package.module:function"``.
+
+    Raises:
+        ValueError: the name is invalid.
+    """
 
     def __init__(self, text: str) -> None:
         self.module, _, self.function = text.partition(":")
         parts = [*self.module.split("."), *self.function.split(".")]
         if not all(map(str.isidentifier, parts)):
             raise ValueError(
-                f"{text!r} is not the name of a function; pass it as 'package.module:function'"
+                f"the name of a target must be 'package.module:function', got {text!r}"
             )
 
     def __str__(self) -> str:
@@ -70,14 +78,19 @@ class Named:
         if index == 0 and "torch" in sys.modules:
             what = "its arguments" if given else f"the module {self.module}"
             log.warning(
-                "%s: %s is spawned by name, but %s imported torch, which takes seconds and "
-                "hundreds of MB in each process; %s",
+                "%s: the target %s was given by name, but %s imported torch, which takes seconds "
+                "and hundreds of MB in each process; %s",
                 *(scratch_dir, self, what, _LIGHT),
             )
         return function(scratch_dir, index, *args)
 
     def find_function(self, module: object) -> Callable[..., object]:
-        """Returns the function; raises AttributeError or TypeError if there is no such function."""
+        """Returns the function from the imported module.
+
+        Raises:
+            AttributeError: the module does not have the function.
+            TypeError: the object with this name is not callable.
+        """
         try:
             function = functools.reduce(getattr, self.function.split("."), module)
         except AttributeError:
@@ -87,13 +100,13 @@ class Named:
         if not callable(function):
             kind = type(function).__name__
             raise TypeError(
-                f"{self}: is of type {kind}, which is not callable; pass the name of a function"
+                f"{self} is of type {kind}, which is not callable; pass the name of a function"
             )
         return function
 
 
 def names_of(target: Callable[..., object]) -> tuple[str, str]:
-    """Returns a short name for display, and the full name with the module."""
+    """Returns the name of a target, and its qualified name with the module."""
     if isinstance(target, Named):
         return target.function.rpartition(".")[2], f"{target.module}.{target.function}"
     while isinstance(target, functools.partial):
@@ -113,8 +126,8 @@ def _without_main(name: str) -> dict[str, Any]:
 class WithoutMain(popen_spawn_posix.Popen):
     """Starts a spawned process that does not import the main module."""
 
-    # multiprocessing has no option for this. Therefore the code of its `_launch` is run with
-    # `_without_main` in place of the function that prepares the data for the child.
+    # multiprocessing has no option for this. Therefore this class runs the code of its `_launch`,
+    # with `_without_main` in place of `get_preparation_data`.
 
     _launch = FunctionType(
         popen_spawn_posix.Popen._launch.__code__,  # type: ignore[attr-defined]
@@ -124,36 +137,40 @@ class WithoutMain(popen_spawn_posix.Popen):
 
 
 class Process(SpawnProcess):
-    """Runs a target in a new process, which exits without finalizing the interpreter."""
+    """A process that runs a target, and exits without finalizing the interpreter."""
 
-    # After the target, multiprocessing finishes its own work and waits for non-daemon threads. The
-    # ``atexit`` functions close an attached buffer. The process releases the target and its
+    # After the target, multiprocessing runs its finalizers and waits for non-daemon threads. Then
+    # the ``atexit`` functions close an attached buffer. The process releases the target and its
     # arguments, which closes their files, and flushes the streams of Python and C. Finalizing an
-    # interpreter with torch would take seconds, during which the process seems to ignore SIGTERM.
+    # interpreter with torch takes seconds, during which the process would not react to SIGTERM.
 
     def __init__(
         self,
         scratch_dir: Path,
         spawned: Spawned,
-        label: str,  # the name in the roster
+        label: str,  # name of the process in the roster
         target: Callable[..., object],
-        args: tuple[Any, ...],  # after the directory and the index
+        args: tuple[Any, ...],  # arguments of the target after the directory and the index
     ) -> None:
         super().__init__(target=target, args=(scratch_dir, spawned.index, *args), name=spawned.name)
         self._scratch_dir = scratch_dir
-        self._entry = (spawned.file, label, spawned.index, time.time())  # in the roster
+        self._entry = (spawned.file, label, spawned.index, time.time())  # for the roster
         self._before, self._times = spawned.failed, spawned.times
         self._is_checked_in = False
         self._failed = self._error = ""
 
     def run(self) -> None:
-        """Runs the target unless its roster entry was removed; a signal raises SystemExit in it."""
+        """Checks in and calls the target, in which SIGTERM and SIGINT raise SystemExit.
+
+        If the process's file in the roster was removed, exits without calling the target.
+        """
         from shmbuffer.memory import attaching
 
         attaching.role_of_this_process = "collector"
         for number in ENDING:
             signal.signal(number, _unwind)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `hold_ctrl_c_back`
+        # The parent has blocked SIGINT; see `hold_ctrl_c_back`.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self._is_checked_in = roster.record_start(self._scratch_dir, *self._entry)
         if not self._is_checked_in:
             raise SystemExit(128 + signal.SIGTERM)
@@ -164,7 +181,7 @@ class Process(SpawnProcess):
             what = " ".join("".join(traceback.format_exception_only(error)).split())
             self._error = f"{what:.{_LONGEST_ERROR}}"
             if self._failed != self._before:
-                raise  # multiprocessing prints it
+                raise  # multiprocessing prints the traceback
             again = f"the same error, {self._times + 1} times in a row"
             print(f"Process {self.name}: {again}: {what}", file=sys.stderr)
             raise SystemExit(1) from None
@@ -175,17 +192,17 @@ class Process(SpawnProcess):
         return start(process_obj)
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:
+        """Runs the process, records its end in the roster, and exits."""
         try:
             code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
-        except SystemExit as asked:  # a signal arrived while it waited for threads
+        except SystemExit as asked:  # a signal arrived while this process waited for its threads
             code = asked.code if isinstance(asked.code, int) else 1
         _obey_no_more()
         atexit._run_exitfuncs()
         self._target = self._args = self._kwargs = None
         for stream in (sys.stdout, sys.stderr):
-            with suppress(
-                AttributeError, ValueError, OSError
-            ):  # no stream, a closed one, a broken pipe
+            # The stream may be None, closed, or a broken pipe.
+            with suppress(AttributeError, ValueError, OSError):
                 stream.flush()
         ctypes.CDLL(None).fflush(None)
         try:
@@ -193,7 +210,7 @@ class Process(SpawnProcess):
                 words = roster.ExitRecord(code, self._failed, self._error)
                 roster.record_exit(self._scratch_dir, self._entry[0], words)
         except (OSError, ShmBufferError) as error:
-            log.error("%s: the cause of its death could not be recorded: %s", self.name, str(error))
+            log.error("the end of process %s could not be recorded: %s", self.name, str(error))
         finally:
             os._exit(code)
 
@@ -203,7 +220,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def _place_of(error: BaseException) -> str:
-    """Returns a hash of the exception's type and traceback; the message is not included."""
+    """Returns a hash of an exception's type and the lines in its traceback, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     place = [type(error).__qualname__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)]
     return hashlib.sha256("\n".join(place).encode()).hexdigest()[:16]
@@ -216,13 +233,14 @@ def hold_ctrl_c_back() -> None:
 
 
 def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
+    """Handles a signal by raising SystemExit. Further signals are ignored."""
     _obey_no_more()
     raise SystemExit(128 + number)
 
 
 def _obey_no_more() -> None:
-    """Ignores further signals, which would interrupt the cleanup."""
-    # SIG_IGN is not used: programs started later inherit it, and Python complains about a pending
-    # signal.
+    """Ignores SIGTERM and SIGINT from now on, so that they do not interrupt the cleanup."""
+    # Programs that this process starts would inherit SIG_IGN, and Python reports a pending signal
+    # if it finds SIG_IGN.
     for number in ENDING:
         signal.signal(number, lambda *_: None)

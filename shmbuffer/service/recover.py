@@ -1,7 +1,7 @@
-"""Recovery of a directory after a crash.
+"""Defines ``recover``, which recovers a directory after a crash.
 
-The recovery itself is part of the package ``memory`` and runs in the first process that opens the
-directory. This module does not import torch.
+The recovery itself is implemented in the package ``memory``, and runs in the first process that
+opens the directory. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ def recover(
     timeout: float = 60.0,
     on_progress: OnProgress | None = None,
 ) -> RecoveryReport:
-    """Recovers a directory, and returns a report.
+    """Recovers the buffer in a directory, and returns a report.
 
-    The call is optional, because ``attach`` and ``Coordinator(on_existing="recover")`` also recover
-    the directory. The call can be repeated, and the process can be killed at any time. If living
-    processes use the directory, only the claims and locks of dead processes are cleaned up.
+    This call is optional, because ``attach`` and ``Coordinator(on_existing="recover")`` also
+    recover the buffer. It can be repeated, and the process can be killed at any time. If living
+    processes use the buffer, only the claims and locks of dead processes are cleaned up.
 
     Args:
         scratch_dir: the directory of the buffer.
-        verify: if True, compare every item with its checksum and drop items that differ. No other
-            process may use the buffer. After a reboot, or in a copied directory, items are
+        verify: if True, each item is compared with its checksum, and items that differ are dropped.
+            No other process may use the buffer. After a reboot, or in a copied directory, items are
             always verified.
-        timeout: seconds to wait for another process that creates or recovers the buffer.
+        timeout: seconds to wait for another process that is creating or recovering the buffer.
         on_progress: function that is called with a `ProgressReport` several times per second. The
             function must not open the directory. If it raises an exception, this call raises the
             exception, and the next process that opens the directory starts the recovery again.
 
     Returns:
-        The report, which ``print`` shows as a table.
+        The report. ``print(report)`` shows it as a table.
 
     Raises:
         BufferNotFoundError: the directory contains no buffer.
         FormatError, CorruptBufferError, UnsafePathError, ReadOnlyError: the directory cannot be
-            used; nothing was changed.
-        BufferInUseError: ``verify`` was requested, but living processes use the buffer; the error
-            has their ``pids``.
+            used. Nothing was changed.
+        BufferInUseError: ``verify`` was requested, but living processes use the buffer. The
+            attribute ``pids`` contains their pids.
         AttachTimeout: another process kept the directory locked until the timeout.
 
     Cost: tens of milliseconds per million items. Verification reads all bytes once, which takes a
@@ -80,6 +80,10 @@ def recover(
 
 
 def _mended(path: str | os.PathLike[str]) -> dict[str, int]:
+    """Returns the counters of rolled back and forward slots and of reaped clients in a directory.
+
+    All counters are 0 if the directory has no control file.
+    """
     with Directory.open(path) as directory:
         files = Files(directory)
         found = files.open_control().runtime if files.has_control() else None

@@ -1,9 +1,10 @@
 """Creates or opens the directory of a coordinator, and removes it at the end if requested.
 
-Always true
-  1. A directory has at most one coordinator, which holds ``coordinator.lock``. A second one fails
-     before it changes anything.
-  2. If a start fails, a buffer that it created is removed, unless the buffer has items.
+Invariants:
+  1. A directory has at most one coordinator, which holds ``coordinator.lock``. The constructor of a
+     second coordinator raises an error before it changes anything.
+  2. If the constructor raises an error, it removes a buffer that it has created, unless the buffer
+     has items.
   3. A temporary directory is removed at the end, also after a signal (memory/directory/removal.py).
 """
 
@@ -36,7 +37,7 @@ log = logging.getLogger("shmbuffer.service")
 
 
 class RunDirectory:
-    """The directory of one coordinator; arguments and errors are those of ``Coordinator``."""
+    """The directory of a coordinator. See ``Coordinator`` for the arguments and errors."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class RunDirectory:
         auto_cleanup: bool | None,
         limiter: RateLimiter | None,
         timeout: float,
-        prefault: Prefault,  # the recovery uses its progress callback, too
+        prefault: Prefault,  # its progress callback is also used for the recovery
     ) -> None:
         if existing not in get_args(OnExisting):
             raise ValueError(
@@ -55,7 +56,7 @@ class RunDirectory:
             )
         if config.capacity is None and (scratch_dir is None or existing != "recover"):
             raise ValueError(
-                "capacity, the largest number of items, is required to create a buffer"
+                "capacity, the maximum number of items, is required to create a buffer"
             )
         if not (limiter is None or isinstance(limiter, RateLimiter)):
             raise TypeError(f"rate_limiter must be a RateLimiter or None, got {limiter!r}")
@@ -75,7 +76,7 @@ class RunDirectory:
                 refuse_while_imported(path)
                 with explain_errors(path):
                     had_one = (path / layout.COORDINATOR_LOCK).exists()
-                if had_one:  # fail before the buffer is recovered or removed
+                if had_one:  # raises an error before the buffer is recovered or removed
                     hold_lock(path).close()
             with report_to(prefault.on_progress):
                 self.engine = Engine.open(
@@ -101,11 +102,11 @@ class RunDirectory:
             self._undo = undo.pop_all()
 
     def abandon(self) -> None:
-        """Restores the directory to its earlier state after a failed start."""
+        """Undoes the constructor after a later step of the start has failed."""
         self._undo.close()
 
     def begin(self) -> None:
-        """Completes the start: from now on, `leave` removes the buffer if that was requested."""
+        """Completes the start. From now on, `leave` removes the buffer if this was requested."""
         if self._auto_cleanup is not False:
             if self._is_temporary or self.engine.take_ownership():
                 self._remove = self.engine.cleanup
@@ -122,19 +123,23 @@ class RunDirectory:
             self._lock.close()
 
     def forget_if_unused(self) -> None:
-        """Removes a new buffer that no other process has used."""
+        """Removes a new buffer that has no items and that no other process has used."""
         if len(self.engine.clients()) == 1 and not self.engine.stats()["weights_version"]:
             self._forget_what_was_just_made()
 
     def _forget_what_was_just_made(self) -> None:
-        """Removes a new buffer without items, so that the next start can create it again."""
+        """Removes a new buffer without items, so that the next coordinator can create it again."""
         if self._has_created and self.engine.ring() is None:
             self.engine.cleanup()
 
 
 def hold_lock(scratch_dir: Path) -> Lock:
-    """Acquires ``coordinator.lock``, which children do not inherit, until the lock is closed."""
-    # The file is not removed with the lock, because a lock on a new file would be independent.
+    """Acquires ``coordinator.lock``, which child processes do not inherit.
+
+    Returns the lock, which is held until it is closed. Raises BufferInUseError if another process
+    holds it.
+    """
+    # The file is never removed, because a lock on a new file would not exclude the old lock.
     purpose = "is its coordinator"
     with Directory.open(scratch_dir) as directory:
         try:
@@ -143,18 +148,19 @@ def hold_lock(scratch_dir: Path) -> Lock:
             pids = getattr(error, "pids", [])
     who = f"pid {pids[0]}" if pids else "a process that is not shown in /proc/locks"
     raise BufferInUseError(
-        f"{scratch_dir}: {who} is already its coordinator; stop that process first, or use "
-        "attach()",
+        f"{scratch_dir}: {who} is already the coordinator of this directory; stop this process "
+        "first, or use attach()",
         path=scratch_dir,
         pids=pids,
     )
 
 
 def _say_what_limits(path: Path, kept: RateLimiter) -> None:
+    """Logs the rate limiter of an existing buffer, which stays in effect."""
     values = [f"{name}={value!r}" for name, value in asdict(kept).items() if value is not None]
     log.warning(
-        "%s: continues with the earlier rate limiter, RateLimiter(%s); pass rate_limiter= or "
-        "call set_rate(...) to change it, set_rate(None) to remove it",
+        "%s: the buffer keeps its rate limiter, RateLimiter(%s); pass rate_limiter= or call "
+        "set_rate(...) to change it, or call set_rate(None) to remove it",
         path,
         ", ".join(values),
     )

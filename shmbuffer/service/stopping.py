@@ -2,10 +2,10 @@
 
      SIGTERM and SIGCONT ──grace period──▶ SIGKILL
 
-Signals are sent through a pidfd after the identity of the process was verified, so a process with a
-reused pid never gets one. `stop` ends collectors, then plain clients, then learners, and finally
-the coordinator. It holds a lock on the control file. While the lock is held, the coordinator starts
-no process and does not count an exit on SIGTERM as a death.
+Signals are sent through a pidfd whose process has been identified, so a process that has reused a
+pid never gets a signal. `stop` ends collectors, then plain clients, then learners, and finally the
+coordinator. Meanwhile `stop` holds a lock on the control file. While the lock is held, the
+coordinator starts no processes, and does not count an exit on SIGTERM as a death.
 """
 
 from __future__ import annotations
@@ -32,33 +32,40 @@ from shmbuffer.memory.system.identity import Identity
 from shmbuffer.memory.system.region import Directory
 
 AFTER_KILL_S = 5.0
-"""Time to wait for the end of a process after SIGKILL; it may be waiting for a disk."""
+"""Seconds to wait for the end of a process after SIGKILL. The process may be waiting for a disk."""
 
 ROUNDS = 3
-"""Number of searches for processes of a role, because new ones may attach during the search."""
+"""Number of searches for processes of a role. New processes may attach during a search."""
 
 ORDER = (Role.COLLECTOR, Role.CLIENT, Role.LEARNER, Role.COORDINATOR)
+"""Order of the roles in which `stop` ends processes."""
 
 How = Literal["ended", "killed", "left"]
+"""Result for a process: it ended on SIGTERM, was killed with SIGKILL, or was left running."""
 
 
 @dataclass(frozen=True)
 class Stopped:
     """A process that `stop` has ended or could not end."""
 
-    pid: int  # in its own pid namespace
-    role: str  # role of its handles that is last in `ORDER`; "collector" if spawned without handle
+    pid: int  # pid in the process's own pid namespace
+    role: str  # the role of its handles that is last in `ORDER`; "collector" if it has no handle
     name: str  # name and index of a spawned process, otherwise ""
     how: How  # "ended" on SIGTERM, "killed" after the grace period, or "left" running
-    why: str = ""  # reason why it was left running
+    why: str = ""  # reason why the process was left running
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the attributes as a dict of JSON values."""
+        """Returns the attributes as a dict that can be converted to JSON."""
         return asdict(self)
 
 
 def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
-    """Ends processes with SIGTERM and then SIGKILL, and returns the result for each process."""
+    """Ends processes with SIGTERM and then SIGKILL, and returns the result for each process.
+
+    Args:
+        processes: identities of the processes.
+        grace_s: seconds between SIGTERM and SIGKILL.
+    """
     pidfds = {who: pidfd for who in processes if (pidfd := identity.open_pidfd(who)) is not None}
     try:
         for pidfd in pidfds.values():
@@ -73,7 +80,7 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
             os.close(pidfd)
 
     def how(who: Identity) -> How:
-        if who not in pidfds:  # it may have ended in the meantime
+        if who not in pidfds:  # no pidfd: the process has ended, or cannot be accessed
             return "ended" if identity.prove_dead(who, lambda: False) else "left"
         pidfd = pidfds[who]
         return "left" if pidfd in left else "killed" if pidfd in deaf else "ended"
@@ -82,10 +89,14 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
 
 
 def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[Stopped]:
-    """Ends every client of a buffer except this process, in the `ORDER` of roles.
+    """Ends all clients of a buffer except this process, in the `ORDER` of their roles.
 
-    Each search of a role waits at most ``grace_s`` seconds before it sends SIGKILL. Returns the
-    result for each process.
+    Args:
+        scratch_dir: directory of the buffer.
+        grace_s: seconds between SIGTERM and SIGKILL, for each of the `ROUNDS` searches per role.
+
+    Returns:
+        The result for each process.
     """
     with ExitStack() as undo:
         directory = undo.enter_context(Directory.open(scratch_dir))
@@ -96,7 +107,7 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
         undo.enter_context(Lock()).hold(
             directory,
             layout.CONTROL,
-            timeout=TESTER_PATIENCE_S,  # `is_being_stopped` tests it
+            timeout=TESTER_PATIENCE_S,  # `is_being_stopped` may hold the lock for a moment
             purpose="stops its clients",
             make=False,
         )
@@ -110,13 +121,13 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
                     role, name = found[who]
                     done[who] = Stopped(who.pid, role.name.lower(), name, how, why)
         for who, (role, name) in _present(registry, directory.path, ORDER[-1], done).items():
-            why = "it was started while the others were stopped: stop the program that starts it"
+            why = "it was started during the stop; stop the program that starts it"
             done[who] = Stopped(who.pid, role.name.lower(), name, "left", why)
         return list(done.values())
 
 
 def is_being_stopped(scratch_dir: Path) -> bool:
-    """True if a process is running `stop` on this directory."""
+    """True if a process is running `stop` for this directory."""
     try:
         with Directory.open(scratch_dir) as directory:
             there = directory.exists(layout.CONTROL)
@@ -128,7 +139,17 @@ def is_being_stopped(scratch_dir: Path) -> bool:
 def _present(
     registry: Registry, scratch_dir: Path, last: Role, done: Collection[Identity]
 ) -> dict[Identity, tuple[Role, str]]:
-    """Returns the living processes with roles up to ``last`` that are not in ``done``."""
+    """Returns living processes that use a buffer, without this process.
+
+    Args:
+        registry: registry of the buffer.
+        scratch_dir: directory of the buffer.
+        last: last role in `ORDER` of the processes to return.
+        done: processes to leave out.
+
+    Returns:
+        The role, and the name with the index of a spawned process or "", for each process.
+    """
     found: dict[Identity, tuple[Role, str]] = {}
     with suppress(BufferNotFoundError):  # the coordinator has removed the directory
         for one in roster.find_living(scratch_dir):
@@ -146,16 +167,18 @@ def _present(
 
 
 def why_left(who: Identity) -> str:
-    """Returns the reason why a process could not be ended."""
+    """Returns the reason why a process could not be ended, as a clause for messages."""
     if who.pid_namespace != identity.current().pid_namespace:
-        return "it is in another pid namespace: stop it there"
+        return "it is in another pid namespace and must be stopped there"
     return (
-        "its identity cannot be proven, this user may not signal it, or it is waiting in the kernel"
+        "its identity cannot be proven, this user must not signal it, or it is waiting in the "
+        "kernel"
     )
 
 
 def _send(pidfd: int, number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # not permitted: it stays
+    """Sends a signal. Does nothing if the process has ended or this user must not signal it."""
+    with suppress(ProcessLookupError, PermissionError):
         signal.pidfd_send_signal(pidfd, number)
 
 

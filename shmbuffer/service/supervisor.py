@@ -1,17 +1,18 @@
 """Starts collectors, detects and reports their deaths, and restarts them if requested.
 
-Pidfds report the deaths of spawned processes, so that their slots are freed within milliseconds.
-The supervisor checks the other clients in the registry twice per second. It reports and reaps dead
-clients, but does not restart them. Before it spawns processes with a name, it ends or adopts those
-that an earlier coordinator spawned with that name.
+A pidfd reports the death of each spawned process, so that its slots are freed within milliseconds.
+Twice per second the supervisor looks for dead clients in the registry that it has not spawned. It
+reports and reaps these clients, but does not restart them. Before it spawns processes with a name,
+it ends or adopts the orphans with this name, which an earlier coordinator has spawned.
 
-Always true
+Invariants:
   1. If the coordinator is killed, the processes that it has spawned keep running.
-  2. If the coordinator ends cleanly, it stops the processes that it has spawned and no others. This
-     includes ``stop``, the end of the interpreter, and SIGTERM unless the program handles it.
-  3. Only the watcher thread starts processes, and it records each of them under the lock. Therefore
-     ``stop`` finds all processes even if the main thread was interrupted.
-  4. A fork of this process supervises nothing.
+  2. If the coordinator ends cleanly, it stops the processes that it has spawned, and no others. It
+     ends cleanly on ``close``, at the end of the interpreter, and on SIGTERM unless the program
+     handles SIGTERM.
+  3. Only the watcher thread starts processes, and it records each process under the lock. Therefore
+     ``stop`` finds all processes, even if the main thread was interrupted.
+  4. The supervisor does nothing in a process that was forked from its process.
 """
 
 from __future__ import annotations
@@ -54,17 +55,23 @@ _HERE = (ProcessState.RUNNING, ProcessState.STOPPED)
 log = logging.getLogger("shmbuffer.service")
 
 SCAN_S = 0.5
-"""Interval at which the registry is read for new clients and for deaths of other processes."""
+"""Seconds between two searches of the registry for dead clients."""
 
 ASKED_TO_END = (0, -signal.SIGINT, 128 + signal.SIGINT)
-"""Exit codes of a process that returned or got Ctrl-C, and therefore is not restarted."""
+"""Exit codes of a process that returned or got Ctrl-C. Such a process is not restarted."""
 
 ON_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
-"""Exit codes after SIGTERM, which do not count as a death during `shmbuffer stop`."""
+"""Exit codes of a process that got SIGTERM. During `shmbuffer stop`, this is not a death."""
 
 
 class Supervisor:
-    """Starts, watches and stops the processes of one coordinator."""
+    """Starts, watches and stops the processes of one coordinator.
+
+    Args:
+        engine: engine of the buffer.
+        scratch_dir: directory of the buffer.
+        grace_s: seconds between SIGTERM and SIGKILL when processes are stopped.
+    """
 
     def __init__(self, engine: Engine, scratch_dir: Path, *, grace_s: float = 5.0) -> None:
         self.deaths: list[Death] = []  # deaths of all clients, in the order of detection
@@ -78,13 +85,13 @@ class Supervisor:
         self._failure: BaseException | None = None  # error that ended the watcher
         self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Only the watcher uses the attributes below.
-        self._reported: set[_Key] = set()  # clients in the registry whose death is reported
+        self._reported: set[_Key] = set()  # clients whose death was reported
         self._buffer_is_gone = False
         self._writeback = WritebackWarning(scratch_dir) if engine.on_disk else None
         self._historian = Historian(engine, scratch_dir)
         if (directory := engine.seat.backing.directory) is not None:
-            roster.remove_deaths(directory)  # recorded by the previous run
-        self._complaint = ""  # message of the last error, which is logged only once
+            roster.remove_deaths(directory)  # deaths that an earlier run has recorded
+        self._complaint = ""  # message of the last error, so that it is logged only once
         self._at_sigterm: cleanup.Ownership | None = None
         self._watcher = threading.Thread(
             target=self._watch, name="shmbuffer-supervisor", daemon=True
@@ -93,11 +100,11 @@ class Supervisor:
 
     @property
     def processes(self) -> list[Spawned]:
-        """Spawned processes in order, including those that have ended."""
+        """Spawned processes in the order of their start, including those that have ended."""
         return list(self._children.all)
 
     def counts(self) -> dict[str, Number]:
-        """Returns the counts that the coordinator adds to its ``stats``."""
+        """Returns the numbers that the coordinator adds to its ``stats``."""
         return {
             "processes": len(self._children.running()),
             "deaths": len(self.deaths),
@@ -115,16 +122,16 @@ class Supervisor:
         orphans: Orphans = "stop",
         name: str | None = None,
     ) -> list[Spawned]:
-        """Starts and watches processes; arguments and errors as in ``Coordinator.spawn``."""
+        """Starts and watches processes. See ``Coordinator.spawn`` for the arguments and errors."""
         if not (callable(target) or isinstance(target, str)):
             raise TypeError(
-                "the first argument of spawn() must be the target, a function or its name, not "
+                "the first argument of spawn() must be the target, a function or its name, got "
                 f"{target!r}; call spawn(target, n)"
             )
         if not hasattr(n, "__index__"):
-            raise TypeError(f"n must be a number of processes, not {n!r}; call spawn(target, n)")
+            raise TypeError(f"n must be a number of processes, got {n!r}; call spawn(target, n)")
         if n < 0:
-            raise ValueError(f"n must be a number of processes, not {n}")
+            raise ValueError(f"n must be a number of processes of at least 0, got {n}")
         if orphans not in get_args(Orphans):
             raise ValueError(f"orphans must be 'stop', 'adopt' or 'leave', got {orphans!r}")
         where = self._scratch_dir
@@ -145,7 +152,7 @@ class Supervisor:
                 process = Process(where, spawned, full_name, target, args)
                 process.start()
             except BaseException as error:
-                if not spawned.restarts:  # a restart is tried again
+                if not spawned.restarts:  # otherwise the restart is tried again
                     roster.remove_file(where, spawned.file)
                 if isinstance(error, UNPICKLABLE):
                     raise cannot_be_pickled(where, target, error) from None
@@ -157,7 +164,7 @@ class Supervisor:
             for index in range(n)
         ]
         if orphans != "leave":
-            with self._changed:  # the watcher may be restarting a child
+            with self._changed:  # because the watcher may be restarting a child
                 found = self._children.orphans(full_name)
             take_over(where, found, new if orphans == "adopt" else (), self._grace_s)
         with self._changed:
@@ -182,15 +189,21 @@ class Supervisor:
         return new
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until no spawned process is running or to be restarted; False after the timeout."""
+        """Waits until all spawned processes have ended and none of them will be restarted.
+
+        Returns False if this takes longer than ``timeout`` seconds.
+        """
         return self._wait_for(self._children.have_ended, timeout)
 
     def wait_for_deaths(self, count: int, timeout: float | None = None) -> bool:
-        """Waits until ``deaths`` has ``count`` entries; False after the timeout."""
+        """Waits until ``deaths`` has at least ``count`` entries.
+
+        Returns False if this takes longer than ``timeout`` seconds.
+        """
         return self._wait_for(lambda: len(self.deaths) >= count, timeout)
 
     def stop(self) -> None:
-        """Ends the spawned processes (SIGTERM, then SIGKILL), then the watcher. Idempotent."""
+        """Ends the spawned processes (SIGTERM, then SIGKILL) and the watcher thread. Idempotent."""
         if os.getpid() != self._pid:
             return
         with self._changed:
@@ -201,7 +214,7 @@ class Supervisor:
             for child in running:
                 child.terminate()
         if self._failure is not None:
-            log.error("supervision has failed, so %s will not be waited for", running)
+            log.error("supervision has failed, so stop() does not wait for %s", running)
         elif not self.join(self._grace_s):
             for child in self._children.running():
                 log.warning(
@@ -215,15 +228,20 @@ class Supervisor:
             self._at_sigterm.release()
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Waits until a condition is true. Returns False after ``timeout`` seconds.
+
+        Raises RuntimeError if the watcher thread has failed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._failure is not None, timeout)
             if self._failure is not None:
                 raise RuntimeError("supervision of the processes has failed") from self._failure
             return condition()
 
-    # ---- the watcher's thread ----
+    # ---- the watcher thread ----
 
     def _watch(self) -> None:
+        """Starts, watches and restarts processes until `stop` has ended all of them."""
         hold_ctrl_c_back()
         try:
             while True:
@@ -243,7 +261,7 @@ class Supervisor:
                         self._note_end(mine[fd])
         except BaseException as error:
             with self._changed:
-                self._failure = error  # waiting callers raise it
+                self._failure = error  # `_wait_for` raises an error with this cause
                 self._changed.notify_all()
             raise
         finally:
@@ -253,6 +271,7 @@ class Supervisor:
                 self._wake_up = -1
 
     def _wake(self) -> None:
+        """Wakes the watcher thread."""
         with self._changed:
             if self._wake_up >= 0:
                 os.eventfd_write(self._wake_up, 1)
@@ -274,7 +293,7 @@ class Supervisor:
             if has_died and not again:
                 dead = roster.Dead(child.name, code, words.error)
                 child.file = self._asked(lambda: roster.record_death(*where, dead), child.file)
-            elif not again:  # otherwise the file is needed until the successor has one
+            elif not again:  # a restarted process needs the file until it has a new one
                 self._asked(lambda: roster.remove_file(*where), None)
             if again:
                 child.due_s = time.monotonic() + child.pause_s()
@@ -284,6 +303,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def _start_due(self) -> None:
+        """Starts the processes whose scheduled time has come."""
         with self._changed:
             now_s = time.monotonic()
             ripe = [child for child in self._children.waiting() if child.due_s <= now_s]
@@ -294,14 +314,14 @@ class Supervisor:
                 child.due_s = NEVER
                 if being_stopped:
                     child.failure = BufferClosedError(
-                        f"{self._scratch_dir}: `shmbuffer stop` is stopping its processes; start "
-                        "again when it has finished"
+                        f"{self._scratch_dir}: `shmbuffer stop` is stopping the processes of this "
+                        "directory; start the process again when the command has finished"
                     )
                     continue
                 child.begin()
                 if child.failure is None or not child.restarts:
                     continue  # `spawn` raises the error of a first start
-                why = str(child.failure)  # a log handler that keeps the error would keep its maps
+                why = str(child.failure)  # logging the error itself could keep its memory maps open
                 if isinstance(child.failure, BufferClosedError):
                     log.error("%s is not restarted: %s", child.name, why)
                     continue
@@ -312,9 +332,9 @@ class Supervisor:
     # ---- the other clients ----
 
     def _look_at_registry(self) -> None:
-        """Reaps dead clients, reports those not spawned here, and records the history."""
+        """Reaps dead clients, reports those that were not spawned here, and records the history."""
         if self._engine.pages.prefault:
-            self._asked(self._engine.ring, None)  # opening the ring starts it
+            self._asked(self._engine.ring, None)  # opening the ring starts the allocation of pages
         self._asked(self._engine.seat.require_linked, None)
         clients = self._clients()
         with self._changed:
@@ -329,22 +349,30 @@ class Supervisor:
             for pid in news.keys() - ours:
                 self._report(Death(pid, news[pid], "", None, None, restarted=False))
                 self._changed.notify_all()
-        self._reported = (
-            self._reported | dead.keys()
-        ) & present.keys()  # some may not be reaped yet
+        # Clients that are still in the registry must not be reported again.
+        self._reported = (self._reported | dead.keys()) & present.keys()
         if self._writeback is not None:
             here = {client.pid for client in clients if client.state in _HERE}
             self._asked(functools.partial(self._writeback.check, here), None)
         self._asked(lambda: self._historian.record(clients, self.deaths, names), None)
 
     def _clients(self) -> list[Client]:
+        """Returns the clients in the registry, or no clients if the registry cannot be read."""
         return self._asked(self._engine.clients, [])
 
     def _is_being_stopped(self) -> bool:
+        """True if `shmbuffer stop` is running for this directory."""
         return self._asked(lambda: is_being_stopped(self._scratch_dir), False)
 
     def _asked(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """Calls ``question``; on an error, logs the error once and returns ``otherwise``."""
+        """Returns the result of a function, or a default if the function raises an error.
+
+        The error is logged once, so that the watcher thread continues without the buffer.
+
+        Args:
+            question: the function.
+            otherwise: the default.
+        """
         if self._buffer_is_gone:
             return otherwise
         try:
@@ -353,13 +381,15 @@ class Supervisor:
             self._buffer_is_gone = isinstance(error, BufferClosedError)
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                log.error("dead processes could not be handled: %s", self._complaint)
+                log.error("the clients could not be checked: %s", self._complaint)
             return otherwise
 
     def _report(self, death: Death) -> None:
+        """Records and logs a death."""
         self.deaths.append(death)
         log.warning("%s: %s", self._scratch_dir, death)
 
 
 def _key(client: Client) -> _Key:
+    """Returns the registry entry and the incarnation of a client, which identify it."""
     return client.entry, client.incarnation

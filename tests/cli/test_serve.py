@@ -130,8 +130,8 @@ def test_a_second_one_is_told_the_pid_of_the_first(path: Path) -> None:
         code, out, err = run("serve", path, "--on-existing=recover")
         assert (code, out) == (exits.REFUSED, "")
         assert err == (
-            f"shmbuffer: {path}: pid {first.pid} is already its coordinator; "
-            "stop that process first, or use attach()\n"
+            f"shmbuffer: {path}: pid {first.pid} is already the coordinator of this directory; "
+            "stop this process first, or use attach()\n"
         )
 
 
@@ -167,7 +167,7 @@ def test_a_dead_client_is_reaped_and_reported(path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "capacity, the largest number of items, is required to create a buffer"),
+        ([], "capacity, the maximum number of items, is required to create a buffer"),
         (["--capacity=0"], "capacity must be at least 1, got 0"),
         (["--capacity=8", "--alpha=-1"], "alpha must be a finite number of at least 0, got -1.0"),
         (["--capacity=8", "--batch-size=0"], "batch_size must be at least 1, got 0"),

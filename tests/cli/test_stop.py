@@ -143,7 +143,7 @@ def test_one_in_another_container_is_left_and_named(
         monkeypatch.setattr(Registry, "identity", far)
         code, (one,) = stop(capsys, tmp_path / "b")
         assert (code, one["pid"], one["how"]) == (exits.REFUSED, learner.pid, "left")
-        assert one["why"] == "it is in another pid namespace: stop it there"
+        assert one["why"] == "it is in another pid namespace and must be stopped there"
         assert learner.poll() is None
 
 
@@ -156,7 +156,7 @@ def test_while_a_directory_is_being_stopped_no_process_starts_or_stops_there(
             held = Lock().hold(directory, layout.CONTROL, timeout=0, purpose="stops", make=False)
             assert main(["stop", str(tmp_path / "b")]) == exits.REFUSED
             assert f"pid {os.getpid()}" in capsys.readouterr().err
-            with pytest.raises(BufferClosedError, match="`shmbuffer stop` is stopping its"):
+            with pytest.raises(BufferClosedError, match="`shmbuffer stop` is stopping the"):
                 coordinator.spawn(targets.wait, 1)
             one.kill()
             assert coordinator.join(30)

@@ -35,7 +35,7 @@ def test_filelock_634_653_a_forked_child_that_ends_releases_no_lock_of_its_paren
         assert forked.end() == 0
 
     def look() -> None:
-        with pytest.raises(BufferInUseError, match=f"{os.getppid()} is already its coordinator"):
+        with pytest.raises(BufferInUseError, match=f"{os.getppid()} is already the coordinator"):
             hold_lock(path)
         with Engine.open(path, None) as other:
             assert [client.alive for client in other.clients()] == [True, True]

@@ -153,8 +153,8 @@ def test_a_second_coordinator_is_told_the_pid_of_the_first(
             Coordinator(scratch_dir, capacity=8, on_existing=on_existing)
         assert caught.value.parts["pids"] == [first.pid]
         assert str(caught.value) == (
-            f"{scratch_dir}: pid {first.pid} is already its coordinator; "
-            "stop that process first, or use attach()"
+            f"{scratch_dir}: pid {first.pid} is already the coordinator of this directory; "
+            "stop this process first, or use attach()"
         )
         with Engine.open(scratch_dir, None) as engine:
             assert items.read(engine) == [1, 2, 3]
@@ -388,7 +388,7 @@ def test_an_argument_of_another_kind_is_named_and_leaves_nothing(
             "storage must be one of LazyMemmapStorage, .* got 'ListStorage'",
         ),
         ({"storage": "LazyStackStorage"}, "needs max_bytes, the size of its byte ring"),
-        ({"max_bytes": 9}, "storage='LazyMemmapStorage' has none; max_bytes is only for records"),
+        ({"max_bytes": 9}, "storage='LazyMemmapStorage' does not support max_bytes"),
         ({"storage": "LazyStackStorage", "max_bytes": 0}, "max_bytes must be at least 1, got 0"),
         (
             {"storage": "LazyStackStorage", "max_bytes": 9, "dictionary_bytes": 9},
@@ -422,9 +422,12 @@ def test_another_storage_than_the_recorded_one_is_an_error(scratch_dir: Path) ->
     with Coordinator(scratch_dir, capacity=8, storage="LazyStackStorage", max_bytes=10_000):
         pass
     for arguments, message in (
-        ({"storage": "LazyMemmapStorage"}, "has storage='LazyStackStorage', not 'LazyMemmap"),
-        ({"max_bytes": 20_000}, "has max_bytes=12288, not 20480"),
-        ({"dictionary_bytes": 9}, "is a LazyStackStorage, which does not support dictionary_bytes"),
+        ({"storage": "LazyMemmapStorage"}, "has storage='LazyStackStorage', but 'LazyMemmap"),
+        ({"max_bytes": 20_000}, "has max_bytes=12288, but 20480 was requested"),
+        (
+            {"dictionary_bytes": 9},
+            "LazyStackStorage, which does not support dictionary_bytes",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             Coordinator(scratch_dir, on_existing="recover", **arguments)
@@ -447,18 +450,18 @@ def test_functions_that_compress_are_of_this_process(scratch_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ((2, targets.fail), TypeError, "must be the target, a function or its name, not 2; "),
+        ((2, targets.fail), TypeError, "must be the target, a function or its name, got 2; "),
         (
             (targets.fail, targets.fail),
             TypeError,
-            "n must be a number of processes, not <function fail",
+            "n must be a number of processes, got <function fail",
         ),
         (
             (targets.fail, 1.0),
             TypeError,
-            "n must be a number of processes, not 1.0; call spawn(targ",
+            "n must be a number of processes, got 1.0; call spawn(targ",
         ),
-        ((targets.fail, -1), ValueError, "n must be a number of processes, not -1"),
+        ((targets.fail, -1), ValueError, "n must be a number of processes of at least 0, got -1"),
     ],
 )
 def test_a_spawn_of_something_else_is_refused_and_leaves_nothing(
@@ -497,13 +500,13 @@ def test_an_unknown_argument_is_refused_at_once(scratch_dir: Path) -> None:
     for name, hint in (
         ("alhpa", "did you mean alpha?"),
         ("bach_size", "did you mean batch_size?"),
-        ("max_size", "check the name"),
+        ("max_size", "check the name."),
     ):
         with pytest.raises(TypeError) as caught:
             Coordinator(scratch_dir, **{"capacity": 8, name: 1})  # type: ignore[arg-type]
         said = str(caught.value)
         assert said.startswith(
-            f"Coordinator() got an unexpected argument {name!r}: {hint} (alpha, "
+            f"Coordinator() got an unexpected argument {name!r}; {hint} The arguments are alpha, "
         )
         assert {"capacity", "batch_size", "sampler", "stack_dim"} <= set(re.findall(r"\w+", said))
         assert said.endswith("pass other arguments of the buffer's class to attach()")

@@ -60,9 +60,9 @@ def test_without_a_guard_nothing_is_started(tmp_path: Path) -> None:
     assert (code, out) == (1, "")
     assert err.endswith(
         f"RuntimeError: {tmp_path}/buffer: {tmp_path}/train.py, line 10, spawns processes without "
-        "checking __name__, so each of them would import that file and spawn processes, too. "
-        "Nothing was started. Put the code that runs the program, with the Coordinator and spawn, "
-        "under "
+        "checking __name__, so each spawned process would import that file and spawn processes, "
+        "too. Nothing was started. Put the code that runs the program, including the Coordinator "
+        "and spawn, under "
         '`if __name__ == "__main__":`\n'
     )
     assert "Process" not in err
@@ -88,9 +88,9 @@ def test_where_only_the_child_can_know_of_a_missing_guard_it_ends_there(tmp_path
     for index in range(2):
         assert (
             f"RuntimeError: buffer: the spawned process collect-{index} imports the main module of "
-            "its program and that of its target, and one of them creates a Coordinator when it "
-            "is imported; put the code that runs the program, with the Coordinator and spawn, "
-            "under "
+            "the program and the module of its target, and one of them creates a Coordinator when "
+            "it is imported. Put the code that runs the program, including the Coordinator and "
+            "spawn, under "
             '`if __name__ == "__main__":`\n'
         ) in err
         assert f"collect-{index} " in err
@@ -133,7 +133,7 @@ def test_a_program_from_standard_input_is_told_to_become_a_file(
     assert err.endswith(
         f"RuntimeError: {tmp_path}/buffer: the program was read from <stdin>, but this "
         "file does not exist, so a spawned process cannot import it. Nothing was started. "
-        "Write the program to a file and run that\n"
+        "Write the program to a file, and run that file\n"
     )
 
 
@@ -154,8 +154,8 @@ def test_a_target_defined_in_a_notebook_is_told_to_move_to_a_module(
     code, out, err = ends(tmp_path, "-c", SPAWNS.format(target=target, more=more))
     assert (code, out) == (1, "")
     assert err.endswith(
-        f"RuntimeError: {tmp_path}/buffer: {named} is defined in __main__, which no spawned "
-        "process can import, because it is a notebook, a prompt, -c, or the __main__ of a package. "
-        "Nothing was started. Write it to a module (in a notebook: %%writefile collect.py) "
-        "and import it from there\n"
+        f"RuntimeError: {tmp_path}/buffer: {named} is defined in __main__, which a spawned "
+        "process cannot import, because __main__ is a notebook, a prompt, a -c option, or the "
+        f"__main__ of a package. Nothing was started. Write {named} to a module (in a notebook: "
+        "%%writefile collect.py), and import it from there\n"
     )

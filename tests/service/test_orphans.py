@@ -94,8 +94,8 @@ def test_a_script_that_is_started_again_ends_what_it_had_spawned_before(
         reports.take(2)
         assert collectors(coordinator) == {one.pid for one in new}
         assert len(files(scratch_dir)) == 2
-        said = "an earlier coordinator's tests.service.targets.write were still running: ended"
-        assert f"{said} (pids " in caplog.text
+        said = "of an earlier coordinator were still running and were ended"
+        assert f"processes tests.service.targets.write {said} (pids " in caplog.text
         assert all(str(pid) in caplog.text for pid in old)
     assert files(scratch_dir) == []
 

@@ -50,7 +50,7 @@ def test_a_limiter_of_an_earlier_run_is_reported_at_the_start(
     assert caplog.messages == []
     Coordinator(scratch_dir, on_existing="recover").close()
     (said,) = caplog.messages
-    assert said.startswith(f"{scratch_dir}: continues with the earlier rate limiter")
+    assert said.startswith(f"{scratch_dir}: the buffer keeps its rate limiter")
     for part in (
         "samples_per_insert=4.0, ",
         "when_no_peer='wait'",

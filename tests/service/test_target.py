@@ -99,7 +99,7 @@ def test_a_module_that_imports_torch_is_named_once(tmp_path: Path) -> None:
     said, err = program(tmp_path, "heavy:collect", n=2, heavy=heavy)
     assert said[-1] == "joined []"
     [line] = err.splitlines()
-    assert "buffer-0: heavy:collect is spawned by name, but the module heavy imported torch" in line
+    assert "heavy:collect was given by name, but the module heavy imported torch" in line
     assert "collect with shmbuffer.numpy, which does not need torch" in line
 
 
@@ -113,16 +113,16 @@ def test_arguments_that_import_torch_are_named(tmp_path: Path) -> None:
 REFUSED = {
     "collect": (
         "ValueError",
-        "'collect' is not the name of a function; pass it as 'package.module:f",
+        "the name of a target must be 'package.module:function', got 'collect'",
     ),
-    "collecting:": ("ValueError", "'collecting:' is not the name of a function"),
-    "a b:c": ("ValueError", "'a b:c' is not the name of a function"),
-    "__main__:f": ("ValueError", "does not import __main__; Nothing was started. Put f into a"),
+    "collecting:": ("ValueError", "must be 'package.module:function', got 'collecting:'"),
+    "a b:c": ("ValueError", "must be 'package.module:function', got 'a b:c'"),
+    "__main__:f": ("ValueError", "does not import __main__. Nothing was started. Move f to a"),
     "nowhere:f": ("ModuleNotFoundError", "module of nowhere:f was not found: there is no nowhere"),
     "no.where:f": ("ModuleNotFoundError", "of no.where:f was not found: No module named 'no'"),
     "collecting:gather": ("AttributeError", "collecting.py has no gather. Nothing was started"),
     "json:loader": ("AttributeError", "json:loader: the module json has no loader; check"),
-    "sys:path": ("TypeError", "sys:path: is of type list, which cannot be called"),
+    "sys:path": ("TypeError", "sys:path is of type list, which is not callable"),
 }
 
 
@@ -140,9 +140,7 @@ def test_a_wrong_name_is_an_error_of_the_caller(tmp_path: Path) -> None:
 def test_an_argument_of_the_program_is_an_error_of_the_caller(tmp_path: Path) -> None:
     said, _ = program(tmp_path, "collecting:collect", args=", Mine()")
     assert said[1].startswith("RuntimeError ")
-    assert (
-        "Mine is defined in __main__, which a process that is spawned by name does not" in said[1]
-    )
+    assert "Mine is defined in __main__, which a process whose target is given by name" in said[1]
 
 
 ONLY_IMPORTED = {
