@@ -587,7 +587,7 @@ def test_transports() -> None:
         RayReplayBuffer(transport="pigeon")
     with pytest.raises(ValueError, match=r"transport_options=\{'a': 1\}.*omit transport_options"):
         RayReplayBuffer(transport_options={"a": 1})
-    with pytest.raises(NotImplementedError, match="is not supported; use 'auto'"):
+    with pytest.raises(NotImplementedError, match="is not supported; pass transport='auto'"):
         RayReplayBuffer(transport="distributed")
 
 

@@ -193,10 +193,10 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
         repeat(20, lambda: rb.sample(8, timeout=2.0))
     with pytest.raises(RateLimitTimeout, match="the quota of this shard is"):
         repeat(20, lambda: rb.extend(numbered(0, 4), timeout=2.0))
-    with pytest.raises(RateLimitError, match="has to be at least 50"):
+    with pytest.raises(RateLimitError, match="must be at least 50 to sample 100"):
         rb.sample(100)
     assert rb.set_rate(samples_per_insert=4) == limiter(40, ratio=4, min_size=30)
-    with pytest.raises(ValueError, match="shards have a capacity of 60,000 items"):
+    with pytest.raises(ValueError, match="min_size must be at most 60,000"):
         rb.set_rate(min_size=70_000)
     with pytest.raises(ValueError, match="must not have max_times_sampled"):
         rb.set_rate(RateLimiter(max_times_sampled=1))

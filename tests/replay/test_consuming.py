@@ -264,7 +264,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         lanes.set_sampler(ConsumingSampler())
     with pytest.raises(ValueError, match=r"1-dimensional storages, got storage\.ndim=2"):
         made(storage=storage(4, ndim=2))
-    with pytest.raises(ValueError, match="objects of this process"):
+    with pytest.raises(ValueError, match="objects in this process"):
         ReplayBuffer(storage=ListStorage(4), sampler=ConsumingSampler())
     with pytest.raises(ValueError, match="a sample_unit is not supported"):
         made(sample_unit=NStep(2, 0.9))

@@ -578,7 +578,7 @@ def test_a_closed_coordinator_says_so(scratch_dir: Path) -> None:
 def test_a_coordinator_stays_in_its_process(scratch_dir: Path) -> None:
     with (
         Coordinator(scratch_dir, capacity=8) as coordinator,
-        pytest.raises(TypeError, match="scratch_dir, and call attach"),
+        pytest.raises(TypeError, match="scratch_dir to the other process, and call attach"),
     ):
         pickle.dumps(coordinator)
 
