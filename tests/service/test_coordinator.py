@@ -195,11 +195,11 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(scratch_dir: P
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"capacity": 16}, "capacity=8, not 16"),
-        ({"alpha": 0.7}, "alpha=0.6, not 0.7"),
-        ({"alpha": None}, "alpha=0.6, not None"),
-        ({"eps": 0.5}, "eps=1e-08, not 0.5"),
-        ({"ndim": 2}, "ndim=1, not 2"),
+        ({"capacity": 16}, "capacity=8, but 16 was requested"),
+        ({"alpha": 0.7}, "alpha=0.6, but 0.7 was requested"),
+        ({"alpha": None}, "alpha=0.6, but None was requested"),
+        ({"eps": 0.5}, "eps=1e-08, but 0.5 was requested"),
+        ({"ndim": 2}, "ndim=1, but 2 was requested"),
     ],
 )
 def test_a_recorded_setting_cannot_be_contradicted(
