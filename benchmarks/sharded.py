@@ -148,12 +148,12 @@ def _echoes(
     """Measures actors instead of keepers, with requests and answers of the same size."""
     import ray
 
-    from shmbuffer.distributed.keeper import asked
+    from shmbuffer.distributed.keeper import send_request
 
     share = DRAWN // remote
     orders = [(share, 1, BETA, 0.0)]
     keeper = next(iter(rb._members)).keeper
-    size = len(ray.get(asked(keeper, "step", [], orders)))
+    size = len(ray.get(send_request(keeper, "step", [], orders)))
     update = (1, np.zeros(share, np.int64), np.zeros(share), np.zeros(share, np.int64))
 
     @ray.remote
@@ -172,7 +172,7 @@ def _echoes(
 
     def cycle() -> None:
         while len(waiting) < depth:
-            waiting.append([asked(echo, "step", [update], orders) for echo in echoes])
+            waiting.append([send_request(echo, "step", [update], orders) for echo in echoes])
         ray.get(waiting.popleft())
 
     return Contender(_rates(remote, depth, EMPTY), lambda: _rate(setting, cycle))

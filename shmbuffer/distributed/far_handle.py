@@ -47,13 +47,13 @@ class Handle:
     owner_is_gone: tuple[type[Exception], ...] = ()
     """Exceptions that `_ask` raises if the owner is dead."""
 
-    _looking = ForkLock()
+    _path_lock = ForkLock()
 
     def __init__(self, offer: Address | None = None, remote_only: str = "") -> None:
         self._offer = offer  # owner's address, taken over from the handle that was copied
         self._remote_only = remote_only  # reason not to use the direct path; "" allows it
         self._near: LocalHandle | None = None
-        self._apart = remote_only  # reason why the direct path is not available
+        self._reason = remote_only  # reason why the direct path is not available
         self._settled = bool(remote_only)  # True: do not try again until the buffer changes
 
     def _ask(self, request: str, *args: Any) -> Any:
@@ -76,12 +76,12 @@ class Handle:
         """
         near = self._reach()
         if near is None:
-            return dict.fromkeys(GROUPS, self._apart)
+            return dict.fromkeys(GROUPS, self._reason)
         return {group: near.offer.refused.get(group, "direct") for group in GROUPS}
 
     def detach(self) -> None:
         """Detaches from the owner's directory. The next direct call opens it again."""
-        with self._looking:
+        with self._path_lock:
             self._offer = self._carried()
             near, self._near = self._near, None
             if near is not None:
@@ -99,14 +99,14 @@ class Handle:
         """
         near = self._near
         if near is None or not near.is_current():
-            near = self._look()
+            near = self._update_path()
         return near if near is None or group is None or group in near.direct else None
 
-    def _look(self) -> LocalHandle | None:
+    def _update_path(self) -> LocalHandle | None:
         """Updates or opens the direct path, unless an earlier attempt has ruled it out."""
         if self._near is None and self._settled:
             return None
-        with self._looking:
+        with self._path_lock:
             if self._near is not None:
                 self._catch_up(self._near)
             elif not self._settled:
@@ -124,7 +124,7 @@ class Handle:
         try:
             self._near = approach(offer, before)
         except Unreachable as reason:
-            self._apart, self._settled = str(reason), not offer.later
+            self._reason, self._settled = str(reason), not offer.later
 
     def _catch_up(self, near: LocalHandle) -> None:
         """Requests the owner's configuration again if the mark in its directory has changed."""
@@ -179,12 +179,12 @@ class Handle:
             self.detach()  # this handle may be the client for which the owner refused the call
             result = self._ask("call", name, args, kwargs)
         if name not in GROUP_OF:
-            self._look_again()
+            self._allow_retry()
         if isinstance(result, Message):
             return pickle.loads(result.data)
         return self if result is Itself else result
 
-    def _look_again(self) -> None:
+    def _allow_retry(self) -> None:
         """Allows the next call to try the direct path again, because the buffer has changed."""
         if self._near is None and not self._remote_only:
             self._settled = False
@@ -230,7 +230,7 @@ def _property(name: str, original: property) -> property:
 
     def put(self: Handle, value: Any) -> None:
         self._ask("put", name, value)
-        self._look_again()
+        self._allow_retry()
 
     return property(get, None if original.fset is None else put, doc=original.__doc__)
 

@@ -1,7 +1,7 @@
 """The Ray actor that owns a buffer and answers requests from handles in other processes.
 
-    made_of(class, arguments) ──▶ Keeper ──▶ Owner, or Shard ──▶ buffer
-    asked(keeper, name, ...)  ──▶ answer ──▶ opened: the result, or the error that was raised
+    pickle_constructor(class, ...)  ──▶ Keeper ──▶ Owner, or Shard ──▶ buffer
+    send_request(keeper, name, ...) ──▶ answer ──▶ open_answer: the result, or the raised exception
 
 A request is sent as a pickled bytes object, because Ray copies bytes objects. It delivers arrays as
 read-only views of its object store, and a buffer that kept a view would occupy the store's memory.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from shmbuffer.distributed.message import packed, unpacked
+from shmbuffer.distributed.message import pack, unpack
 from shmbuffer.distributed.owner import Owner
 from shmbuffer.distributed.runtime import STARTS_SOONER, require_ray
 from shmbuffer.memory.format.array_types import Bytes
@@ -48,17 +48,17 @@ class Keeper:
     """Ray actor that owns a buffer and answers requests.
 
     Args:
-        made_of: class and arguments of the buffer, pickled by the function `made_of`.
+        constructor: class and arguments of the buffer, pickled by `pickle_constructor`.
         serve: class of the owner, whose methods are called by requests.
         about: further arguments of that class.
     """
 
-    def __init__(self, made_of: bytes, serve: type[Owner] = Owner, *about: str) -> None:
+    def __init__(self, constructor: bytes, serve: type[Owner] = Owner, *about: str) -> None:
         self._fatal = serve.fatal
         self._owner: Owner | None = None
         threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
         try:
-            cls, args, kwargs = pickle.loads(made_of)
+            cls, args, kwargs = pickle.loads(constructor)
             self._owner = serve(cls(*args, **kwargs), require_ray().cloudpickle.dumps, *about)
         except Exception as error:  # kept as the answer to each request, so that callers see it
             self._failure = self._error(error)
@@ -78,7 +78,7 @@ class Keeper:
         except Exception as error:
             return self._error(error)
         try:
-            return packed((True, result))
+            return pack((True, result))
         except Exception as error:  # pickling runs the code of users' classes
             return self._error(
                 TypeError(
@@ -94,12 +94,12 @@ class Keeper:
             os._exit(1)
         where = "".join(traceback.format_exception(error))
         try:
-            message = packed((False, error, where))
-            unpacked(message)  # some exceptions can be pickled, but not unpickled
+            message = pack((False, error, where))
+            unpack(message)  # some exceptions can be pickled, but not unpickled
             return message
         except Exception:
             plain = RuntimeError(f"{type(error).__name__}: {error}")
-            return packed((False, plain, where))
+            return pack((False, plain, where))
 
 
 def _end_after(raylet: int) -> None:
@@ -113,14 +113,16 @@ def _end_after(raylet: int) -> None:
     os._exit(1)
 
 
-def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, front: str) -> bytes:
+def pickle_constructor(
+    cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, public_name: str
+) -> bytes:
     """Pickles a buffer's class and arguments for its `Keeper`.
 
     Args:
         cls: class of the buffer.
         args: positional arguments of the class.
         kwargs: keyword arguments of the class.
-        front: name of the public class, for the error message.
+        public_name: name of the public class, for the error message.
 
     Raises:
         TypeError: the class or an argument cannot be pickled.
@@ -132,15 +134,15 @@ def made_of(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, front: s
             dumps(value)
         except Exception as error:  # pickling runs the code of users' classes
             raise TypeError(
-                f"{front}({name}=...): this {type(value).__name__} cannot be sent to the actor "
-                f"({type(error).__name__}: {error}); pass a function that creates it there, such "
-                "as storage=partial(LazyTensorStorage, 100), or transform_factory=... for a "
+                f"{public_name}({name}=...): this {type(value).__name__} cannot be sent to the "
+                f"actor ({type(error).__name__}: {error}); pass a function that creates it there, "
+                "such as storage=partial(LazyTensorStorage, 100), or transform_factory=... for a "
                 "transform"
             ) from error
     return dumps((cls, args, kwargs))
 
 
-def asked(keeper: Any, name: str, *args: Any) -> Any:
+def send_request(keeper: Any, name: str, *args: Any) -> Any:
     """Sends a keeper a request to call a method of its owner.
 
     Returns Ray's reference to the answer, without waiting for the answer.
@@ -148,12 +150,12 @@ def asked(keeper: Any, name: str, *args: Any) -> Any:
     return keeper.answer.remote(require_ray().cloudpickle.dumps((name, args)))
 
 
-def opened(message: Bytes) -> Any:
+def open_answer(message: Bytes) -> Any:
     """Returns the result in a keeper's answer, or raises the exception in it.
 
     Tensors in the result are views of the answer.
     """
-    done, result, *where = unpacked(message)
+    done, result, *where = unpack(message)
     if done:
         return result
     result.add_note(f"in the actor:\n{where[0]}")
@@ -163,7 +165,7 @@ def opened(message: Bytes) -> Any:
         del result  # otherwise this frame and the exception keep each other alive
 
 
-def started(where: str, answers: Mapping[str, Any], limit_s: float = math.inf) -> list[Any]:
+def wait_for_start(where: str, answers: Mapping[str, Any], limit_s: float = math.inf) -> list[Any]:
     """Waits until actors that Ray is starting have answered, and returns their first answers.
 
     Args:
@@ -196,14 +198,14 @@ def started(where: str, answers: Mapping[str, Any], limit_s: float = math.inf) -
     return list(ray.get(refs))
 
 
-def ended(keepers: Collection[Any]) -> list[Bytes]:
+def end_keepers(keepers: Collection[Any]) -> list[Bytes]:
     """Asks keepers to close their buffers, kills the keepers, and returns the answers received."""
     ray = require_ray()
     if not keepers or not ray.is_initialized():
         return []
     answers = []
     try:
-        leaving = [asked(keeper, "leave") for keeper in keepers]
+        leaving = [send_request(keeper, "leave") for keeper in keepers]
         for ref in ray.wait(leaving, num_returns=len(leaving), timeout=LEAVE_S)[0]:
             with suppress(ray.exceptions.RayError):  # the keeper has already died
                 answers.append(ray.get(ref))

@@ -29,7 +29,7 @@ _LINE = 64
 _BYTES = np.dtype("<u8").itemsize
 
 
-def packed(value: Any) -> Bytes:
+def pack(value: Any) -> Bytes:
     """Packs a value into a message and returns the message, uint8 ``[bytes]``."""
     try:
         data, parts = _pickled(_ByName, value)
@@ -47,7 +47,7 @@ def packed(value: Any) -> Bytes:
     return message
 
 
-def unpacked(message: Bytes) -> Any:
+def unpack(message: Bytes) -> Any:
     """Returns the value packed into a message. Its tensors and arrays are views of the message."""
     # torch.frombuffer() accepts only writable memory.
     memory: Any = (ctypes.c_uint8 * message.size).from_address(message.ctypes.data)

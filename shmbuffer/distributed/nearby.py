@@ -99,7 +99,7 @@ class Address:
         if engine is None:
             reason = "its directory is created by the first write"
             return cls(*here, refused={"": reason}, later=True)
-        superblock, refused = engine.superblock, _owners_business(buffer)
+        superblock, refused = engine.superblock, _reasons_for_owner(buffer)
         try:
             payload = dumps((type(buffer), _configuration(buffer, refused)))
             pickled = dumps(storage)
@@ -144,7 +144,7 @@ class LocalHandle:
         self._sequences = sequences
         return None
 
-    def give_up(self) -> RingBacked:
+    def release_storage(self) -> RingBacked:
         """Transfers the open storage to the caller, whose new `LocalHandle` has to close it."""
         self._end.detach()
         storage = self.buffer.storage
@@ -174,12 +174,12 @@ def approach(offer: Address, near: LocalHandle | None = None) -> LocalHandle:
     try:
         cls, state = pickle.loads(offer.payload)  # first, because unpickling can fail
         if near is not None and near.offer.place == offer.place:
-            return LocalHandle(_rebuilt(cls, state, near.give_up()), offer)
+            return LocalHandle(_rebuild(cls, state, near.release_storage()), offer)
         _require_same(offer)
         storage = pickle.loads(offer.storage)
         if storage.engine().superblock.uuid != offer.uuid:
             raise Unreachable(f"the owner's buffer in {offer.path} was replaced by another buffer")
-        return LocalHandle(_rebuilt(cls, state, storage), offer)
+        return LocalHandle(_rebuild(cls, state, storage), offer)
     except Exception as error:  # unpickling runs the code of users' classes
         if storage is not None:
             storage.close()
@@ -212,7 +212,7 @@ def _require_same(offer: Address) -> None:
         raise Unreachable(f"{offer.path} contains a different buffer here than for the owner")
 
 
-def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
+def _reasons_for_owner(buffer: ReplayBuffer) -> dict[str, str]:
     """Returns the groups of `GROUPS` that need the owner despite shared memory, with reasons."""
     storage, sampler, writer = buffer.storage, buffer.sampler, buffer.writer
     refused: dict[str, str] = {}
@@ -243,8 +243,12 @@ def _owners_business(buffer: ReplayBuffer) -> dict[str, str]:
     elif buffer.generator is not None:
         refuse(SAMPLE, "sampling uses the generator that was passed to the owner")
 
-    told = type(sampler).add is not Sampler.add or type(sampler).extend is not Sampler.extend
-    if told and not (isinstance(sampler, PrioritizedSampler) and _is_ours(type(sampler).add)):
+    must_see_writes = (
+        type(sampler).add is not Sampler.add or type(sampler).extend is not Sampler.extend
+    )
+    if must_see_writes and not (
+        isinstance(sampler, PrioritizedSampler) and _is_ours(type(sampler).add)
+    ):
         refuse(WRITE, f"{drawn} must be notified of every write")
     if type(writer).add is not RoundRobinWriter.add or (
         type(writer).extend is not RoundRobinWriter.extend
@@ -265,7 +269,7 @@ def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, A
 
     Args:
         buffer: the buffer.
-        refused: result of `_owners_business`.
+        refused: result of `_reasons_for_owner`.
     """
     state = buffer.__getstate__()
     parts = {**state.pop("_parts").__getstate__(), "generator": None, "rank_given": None}
@@ -275,7 +279,7 @@ def _configuration(buffer: ReplayBuffer, refused: dict[str, str]) -> dict[str, A
     return {**state, "parts": parts}
 
 
-def _rebuilt(cls: type[ReplayBuffer], state: dict[str, Any], storage: RingBacked) -> ReplayBuffer:
+def _rebuild(cls: type[ReplayBuffer], state: dict[str, Any], storage: RingBacked) -> ReplayBuffer:
     """Returns a buffer with the state that `_configuration` returned, and the given storage."""
     parts = Parts.__new__(Parts)
     parts.__setstate__({**state.pop("parts"), "storage": storage})

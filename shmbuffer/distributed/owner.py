@@ -103,13 +103,13 @@ class Owner:
         sampler or writer that the call has replaced, a `Message` is returned instead.
         """
         if name in _EXCHANGE and args:
-            args = (_made(args[0]), *args[1:])
+            args = (_create_part(args[0]), *args[1:])
         result = getattr(self.buffer, name)(*args, **kwargs)
         if name not in GROUP_OF:
             self.announce()
         if result is self.buffer:
             return Itself
-        return self._given_up(result) if name in _EXCHANGE else detached(result)
+        return self._close_and_pickle(result) if name in _EXCHANGE else copy_mapped(result)
 
     def get(self, name: str) -> Any:
         """Returns an attribute of the buffer, or `Itself` if the attribute is a method."""
@@ -134,7 +134,7 @@ class Owner:
         offer = Address.of(self.buffer, self._dumps)
         if self._published != offer:
             try:
-                self._tell(offer)
+                self._publish(offer)
             except (ShmBufferError, ValueError) as error:  # closed, or no space for a mark
                 reason = f"its owner cannot record changes in its directory ({error})"
                 self._published = Address(offer.boot_id, offer.pid, refused={"": reason})
@@ -153,7 +153,7 @@ class Owner:
                 storage.cleanup()
         self.buffer.close()
 
-    def _tell(self, offer: Address) -> None:
+    def _publish(self, offer: Address) -> None:
         """Publishes an address by writing a new mark to its directory and to the previous one."""
         storage = self.buffer.storage
         before, now = self._engine, None
@@ -166,7 +166,7 @@ class Owner:
                 engine.update_settings(extra={MARK: mark})
         self._engine, self._published = now, replace(offer, mark=mark)
 
-    def _given_up(self, part: Any) -> Message:
+    def _close_and_pickle(self, part: Any) -> Message:
         """Closes a replaced storage, sampler or writer, and returns it pickled.
 
         If it cannot be pickled, None is pickled instead.
@@ -182,7 +182,7 @@ class Owner:
         return message
 
 
-def _made(part: Any) -> Any:
+def _create_part(part: Any) -> Any:
     """Returns a storage, sampler or writer, which a function may have to create.
 
     Args:
@@ -192,7 +192,7 @@ def _made(part: Any) -> Any:
     return part() if callable(part) and not isinstance(part, parts) else part
 
 
-def detached(data: Any) -> Any:
+def copy_mapped(data: Any) -> Any:
     """Copies tensors that are views of memory maps, such as ``rb[a:b]``.
 
     A view of a private memory map cannot be pickled. All other values are returned unchanged.
@@ -203,13 +203,13 @@ def detached(data: Any) -> Any:
         is_mapped = any(isinstance(one, MemoryMappedTensor) for one in leaves)
         return leaf.clone() if is_mapped else leaf
 
-    return changed(data, copied)
+    return map_values(data, copied)
 
 
-def changed(data: Any, change: Callable[[Any], Any]) -> Any:
+def map_values(data: Any, change: Callable[[Any], Any]) -> Any:
     """Applies ``change`` to every value in nested tuples, lists and dicts."""
     if type(data) in (tuple, list):
-        return type(data)(changed(part, change) for part in data)
+        return type(data)(map_values(part, change) for part in data)
     if type(data) is dict:
-        return {key: changed(value, change) for key, value in data.items()}
+        return {key: map_values(value, change) for key, value in data.items()}
     return change(data)

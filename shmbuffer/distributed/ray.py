@@ -10,9 +10,16 @@ import torch
 
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.distributed.far_handle import Handle
-from shmbuffer.distributed.keeper import Keeper, asked, ended, made_of, opened, started
+from shmbuffer.distributed.keeper import (
+    Keeper,
+    end_keepers,
+    open_answer,
+    pickle_constructor,
+    send_request,
+    wait_for_start,
+)
 from shmbuffer.distributed.nearby import Address
-from shmbuffer.distributed.owner import GROUP_OF, changed
+from shmbuffer.distributed.owner import GROUP_OF, map_values
 from shmbuffer.distributed.runtime import RayUse, require_ray
 from shmbuffer.errors import BufferClosedError
 
@@ -45,16 +52,16 @@ class RayClient(Handle):
     def _ask(self, request: str, *args: Any) -> Any:
         self._require_open()
         if not self.has_gpu and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            args = changed(args, _on_cpu)
+            args = map_values(args, _on_cpu)
         whole = request == "call" and args[0] not in GROUP_OF  # may take long, such as a save
         try:
             message = self._ray.get(
-                asked(self._actor, request, *args), timeout=None if whole else self._timeout
+                send_request(self._actor, request, *args), timeout=None if whole else self._timeout
             )
         except self._ray.exceptions.RayActorError as error:
             error.add_note(self._obituary())
             raise
-        return opened(np.array(message))  # a copy, because the caller may modify the result
+        return open_answer(np.array(message))  # a copy, because the caller may modify the result
 
     def _require_open(self) -> None:
         if self._actor is None:
@@ -167,7 +174,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         _check_transport(transport, transport_options)
         if delayed_init:
             kwargs["delayed_init"] = True
-        message = made_of(replay_buffer_cls, args, kwargs, front="RayReplayBuffer")
+        message = pickle_constructor(replay_buffer_cls, args, kwargs, public_name="RayReplayBuffer")
         options = DEFAULT_REMOTE_CONFIG if remote_config is None else remote_config
         self._ray_use: RayUse | None = RayUse(ray_init_config)
         actor = None
@@ -179,8 +186,8 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
                 remote_only="transport='ray' was requested" if transport == "ray" else "",
             )
             where = f"a RayReplayBuffer that requests {options}"
-            (answer,) = started(where, {"actor": asked(actor, "")})
-            opened(answer)
+            (answer,) = wait_for_start(where, {"actor": send_request(actor, "")})
+            open_answer(answer)
         except BaseException:
             if actor is not None:
                 ray.kill(actor, no_restart=True)
@@ -250,8 +257,8 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
         if actor is None or ray_use is None:
             return
         try:
-            for answer in ended([actor]):
-                opened(answer)
+            for answer in end_keepers([actor]):
+                open_answer(answer)
         finally:
             ray_use.release()
 
@@ -265,10 +272,10 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._require_open()
-        return _arrived, (type(self), *self._state())
+        return _unpickle, (type(self), *self._state())
 
 
-def _arrived(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:
+def _unpickle(cls: type[RayReplayBuffer], *state: Any) -> RayReplayBuffer:
     """Unpickles a `RayReplayBuffer`, as a copy that does not end the actor."""
     buffer = cls.__new__(cls)
     RayClient.__init__(buffer, *state)

@@ -122,7 +122,7 @@ def _client_of(rref: Any) -> RemoteClient:
     return client
 
 
-def _accepting_an_rref(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _accept_rref(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a method of `RemoteTensorDictReplayBuffer` that also accepts an RRef as ``self``."""
 
     @functools.wraps(method)
@@ -156,7 +156,7 @@ def _accept_rrefs() -> None:
         method = getattr(cls, name)
         # Classes and class methods do not take a buffer as their first argument.
         if not name.startswith("_") and inspect.isroutine(method) and not inspect.ismethod(method):
-            setattr(cls, name, _accepting_an_rref(name, method))
+            setattr(cls, name, _accept_rref(name, method))
 
 
 _accept_rrefs()

@@ -12,7 +12,7 @@ import pytest
 ray = pytest.importorskip("ray")
 
 
-from shmbuffer.distributed.message import packed  # noqa: E402
+from shmbuffer.distributed.message import pack  # noqa: E402
 from shmbuffer.distributed.shards import member as member_module  # noqa: E402
 from shmbuffer.distributed.shards import members as members_module  # noqa: E402
 from shmbuffer.distributed.shards.member import Sent, Update  # noqa: E402
@@ -75,7 +75,7 @@ class Actor:
 
 
 def news(length: int, identity: int = 7) -> Any:
-    return packed((True, (identity, Totals(float(length), 1.0, 1.0, length), 100)))
+    return pack((True, (identity, Totals(float(length), 1.0, 1.0, length), 100)))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_an_answer_after_its_deadline_is_dropped_and_nobody_waits_for_another(
     assert not c.lives
     assert c.totals.length == 0
     assert "here: the shard of node c does not answer (no answer within 5 s); its 10" in caplog.text
-    wire.come |= dict.fromkeys(("first", "second"), packed((True, "late")))
+    wire.come |= dict.fromkeys(("first", "second"), pack((True, "late")))
     waits = wire.waits
     assert not list(members.answers((c, one) for one in sent))
     assert wire.waits == waits
@@ -153,7 +153,7 @@ def test_a_keeper_that_cannot_open_its_directory_is_missing_and_the_log_says_why
     members: Members, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
     b, _c = members
-    broken = packed((False, OSError("the disk is away"), ""))
+    broken = pack((False, OSError("the disk is away"), ""))
     wire.come |= {"b.news2": news(10), "c.news2": broken}
     members.refresh(all_of_them=True)
     assert members.living() == [b]

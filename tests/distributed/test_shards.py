@@ -21,13 +21,18 @@ from shmbuffer import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from shmbuffer.distributed.message import packed, unpacked
+from shmbuffer.distributed.message import pack, unpack
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
 from shmbuffer.distributed.shards.shard import Shard
 from shmbuffer.distributed.shards.shard_batches import SHARD, ShardBatches
-from shmbuffer.distributed.shards.shard_pieces import identity_in, joined, piece_of, updated
-from shmbuffer.distributed.shards.shares import Weighed, effective_size, factors_of
+from shmbuffer.distributed.shards.shard_pieces import (
+    apply_update,
+    draw_piece,
+    identity_in,
+    join_parts,
+)
+from shmbuffer.distributed.shards.shares import ShardMass, effective_size, factors_of
 from tests.kit.rings import ring_of
 
 SIZES = {"a": 2_000, "b": 400, "c": 20}
@@ -307,11 +312,11 @@ def test_priorities_of_another_buffer_in_the_place_of_a_shard_are_lost(tmp_path:
         buffer.extend(items(0, 30, random))
         own = identity_in(buffer, "n")
         index, raw = np.arange(3), np.full(3, 9.0)
-        assert updated(buffer, "n", own + 1, index, raw, None) == (0, 0, 3)
-        assert updated(buffer, "m", own, index, raw, None) == (0, 0, 3)
-        assert updated(buffer, "n", own, index, raw, None) == (3, 0, 0)
+        assert apply_update(buffer, "n", own + 1, index, raw, None) == (0, 0, 3)
+        assert apply_update(buffer, "m", own, index, raw, None) == (0, 0, 3)
+        assert apply_update(buffer, "n", own, index, raw, None) == (3, 0, 0)
         stale = np.array([0, 31, 2])
-        assert updated(buffer, "n", own, index, raw, stale) == (2, 1, 0)
+        assert apply_update(buffer, "n", own, index, raw, stale) == (2, 1, 0)
 
 
 def test_a_piece_arrives_as_it_was_and_its_tensors_lie_in_the_message(tmp_path: Path) -> None:
@@ -325,9 +330,9 @@ def test_a_piece_arrives_as_it_was_and_its_tensors_lie_in_the_message(tmp_path: 
         },
         [2],
     )
-    message = packed((data, {"index": torch.arange(2), "text": ["a", "b"]}, np.arange(3)))
+    message = pack((data, {"index": torch.arange(2), "text": ["a", "b"]}, np.arange(3)))
     message.flags.writeable = False
-    found, info, array = unpacked(message)
+    found, info, array = unpack(message)
     assert set(found.keys(True, True)) == set(data.keys(True, True))
     for key in data.keys(True, True):
         assert found[key].dtype is data[key].dtype
@@ -341,7 +346,7 @@ def test_a_piece_arrives_as_it_was_and_its_tensors_lie_in_the_message(tmp_path: 
 
 def test_what_cannot_be_imported_travels_by_value() -> None:
     twice = lambda x: 2 * x  # noqa: E731 - it has no name to import it by
-    tensor, function = unpacked(packed((torch.arange(3), twice)))
+    tensor, function = unpack(pack((torch.arange(3), twice)))
     assert (tensor.tolist(), function(4)) == ([0, 1, 2], 8)
 
 
@@ -350,28 +355,30 @@ def test_pieces_of_any_form_become_one_batch_and_what_cannot_says_so() -> None:
         torch.stack([torch.zeros(2)]),
         torch.stack([torch.ones(2), torch.ones(2)]),
     ]
-    assert joined(ragged).shape == (3, 2)
-    pair = joined([(torch.zeros(1), [1]), (torch.ones(2), [2, 3])])
+    assert join_parts(ragged).shape == (3, 2)
+    pair = join_parts([(torch.zeros(1), [1]), (torch.ones(2), [2, 3])])
     assert pair[0].tolist() == [0, 1, 1]
     assert pair[1] == [1, 2, 3]
     lazy = [TensorDict.lazy_stack([TensorDict({"x": torch.zeros(n)}, [])]) for n in (1, 2)]
-    assert [len(item["x"]) for item in joined(lazy).unbind(0)] == [1, 2]
+    assert [len(item["x"]) for item in join_parts(lazy).unbind(0)] == [1, 2]
     places = torch.tensor([2, 0, 1]).split([1, 2])
     data = [TensorDict({"x": torch.arange(n), "y": {"z": torch.ones(n, 2)}}, [n]) for n in (1, 2)]
-    assert joined(data, places)["x"].tolist() == [0, 1, 0]
-    assert joined(data, places)["y", "z"].shape == (3, 2)
-    assert joined([[0], [10, 11]], places) == [10, 11, 0]
-    assert [len(item["x"]) for item in joined([lazy[1], lazy[0], lazy[0]], places).unbind(0)] == [
+    assert join_parts(data, places)["x"].tolist() == [0, 1, 0]
+    assert join_parts(data, places)["y", "z"].shape == (3, 2)
+    assert join_parts([[0], [10, 11]], places) == [10, 11, 0]
+    assert [
+        len(item["x"]) for item in join_parts([lazy[1], lazy[0], lazy[0]], places).unbind(0)
+    ] == [
         1,
         1,
         2,
     ]
     with pytest.raises(TypeError, match="objects of type object, which cannot be joined"):
-        joined([object(), object()])
+        join_parts([object(), object()])
 
 
 def test_factors_of_one_shard_are_one_and_a_batch_says_its_effective_size() -> None:
-    assert factors_of([Weighed(0.3, 7.7, 0.1), Weighed(0.3, 7.7, 0.1)], [], 0.9) == [1.0, 1.0]
+    assert factors_of([ShardMass(0.3, 7.7, 0.1), ShardMass(0.3, 7.7, 0.1)], [], 0.9) == [1.0, 1.0]
     assert effective_size([1.0, 1.0, 1.0]) == 3
     assert effective_size([1.0, 0.0]) == 1
     assert effective_size([]) == 0
@@ -386,7 +393,7 @@ def test_a_piece_by_a_sampler_of_passes_is_decided_by_the_key(tmp_path: Path) ->
         batch_size=8,
     )
     rb.extend(TensorDict({"t": torch.arange(40) // 10, "a": torch.arange(40)}, [40]))
-    first, again = (piece_of(rb, "n", 8, 5, None, 0.0) for _ in range(2))
+    first, again = (draw_piece(rb, "n", 8, 5, None, 0.0) for _ in range(2))
     assert torch.equal(first.data["a"], again.data["a"])
     assert first.data["a"][:4].diff().tolist() == [1, 1, 1]
     assert first.totals.length == 40

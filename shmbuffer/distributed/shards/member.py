@@ -11,10 +11,16 @@ import logging
 import time
 from typing import Any, NamedTuple
 
-from shmbuffer.distributed.keeper import asked, opened
+from shmbuffer.distributed.keeper import open_answer, send_request
 from shmbuffer.distributed.nearby import SAMPLE, WRITE
 from shmbuffer.distributed.ray import RayClient
-from shmbuffer.distributed.shards.shard_pieces import NOTHING, Piece, news_of, pieces_of, updated
+from shmbuffer.distributed.shards.shard_pieces import (
+    NOTHING,
+    Piece,
+    apply_update,
+    draw_pieces,
+    news_of,
+)
 from shmbuffer.errors import BufferUnlinkedError
 from shmbuffer.memory import Totals
 
@@ -38,7 +44,7 @@ class Sent:
         self.result: Any = None  # result of `Shard.step`; None until it has arrived
 
 
-class Coming(NamedTuple):
+class PendingPiece(NamedTuple):
     """A piece that has been requested. One message can request pieces of several batches."""
 
     sent: Sent
@@ -46,7 +52,7 @@ class Coming(NamedTuple):
 
 
 class Update:
-    """A priority update for items in one shard, and its result. See `updated` for the arguments."""
+    """A priority update for items in one shard, and its result; see `apply_update`."""
 
     __slots__ = ("answer", "found", "given")
 
@@ -215,12 +221,12 @@ class Member:
 
     def ask(self, name: str, *args: Any) -> Sent:
         """Sends the keeper a request to call a method of `Shard`, without waiting."""
-        return Sent(asked(self.keeper, name, *args), self.life)
+        return Sent(send_request(self.keeper, name, *args), self.life)
 
     def take_news(self, message: Any) -> None:
         """Records the keeper's answer to a call of `Shard.news`."""
         try:
-            identity, totals, self.capacity = opened(message)
+            identity, totals, self.capacity = open_answer(message)
         except Exception as error:  # the keeper answers, but cannot open its directory
             self.lose(f"{type(error).__name__}: {error}")
         else:
@@ -245,33 +251,33 @@ class Member:
                 return  # the next call sends a new request
             self.take_news(message)
 
-    def draw(self, orders: list[tuple[Any, ...]]) -> list[Piece | Coming | None]:
+    def draw(self, orders: list[tuple[Any, ...]]) -> list[Piece | PendingPiece | None]:
         """Draws pieces of batches in memory, or requests them from the keeper.
 
         Args:
-            orders: for each piece, the arguments of `piece_of` after the node.
+            orders: for each piece, the arguments of `draw_piece` after the node.
 
         Returns:
-            For each order the piece, None if the shard is empty, or a `Coming` if the piece was
-            requested.
+            For each order the piece, None if the shard is empty, or a `PendingPiece` if the piece
+            was requested.
         """
         buffer = self.near(SAMPLE)
         if buffer is None:
             sent = self._step(orders)
         else:
             try:
-                return [*pieces_of(buffer, self.node, orders)]
+                return [*draw_pieces(buffer, self.node, orders)]
             except BufferUnlinkedError as error:
                 self.leave(error)
                 sent = Sent(None, -1)  # no answer will arrive
-        return [Coming(sent, at) for at in range(len(orders))]
+        return [PendingPiece(sent, at) for at in range(len(orders))]
 
     def update(self, update: Update) -> None:
         """Applies a priority update in memory, or keeps it for the next message to the keeper."""
         buffer = self.near(SAMPLE)
         if buffer is not None:
             try:
-                update.found = updated(buffer, self.node, *update.given)
+                update.found = apply_update(buffer, self.node, *update.given)
             except BufferUnlinkedError as error:
                 self.leave(error)
                 update.lose()

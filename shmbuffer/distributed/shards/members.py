@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from shmbuffer.distributed.keeper import opened
+from shmbuffer.distributed.keeper import open_answer
 from shmbuffer.distributed.shards.member import FRESH_S, PROBE_S, Member, Sent
 
 MAX_SENT = 64
@@ -158,7 +158,7 @@ class Members:
         asked = ((member, sent) for sent, member in coming.items() if sent.result is None)
         arrived = []
         for member, sent, message in self.answers(asked):
-            sent.result = opened(message)
+            sent.result = open_answer(message)
             arrived.append((member, sent))
         return arrived
 

@@ -17,7 +17,7 @@ from shmbuffer.distributed.nearby import engine_of
 from shmbuffer.distributed.owner import Owner
 from shmbuffer.distributed.shards.flow.bank import BankState
 from shmbuffer.distributed.shards.flow.quota import KeeperReply, Vault
-from shmbuffer.distributed.shards.shard_pieces import Piece, news_of, pieces_of, updated
+from shmbuffer.distributed.shards.shard_pieces import Piece, apply_update, draw_pieces, news_of
 from shmbuffer.errors import BufferUnlinkedError, RateLimitError
 from shmbuffer.memory import Totals
 from shmbuffer.samplers.priority.prioritized import PrioritizedSampler
@@ -58,14 +58,14 @@ class Shard(Owner):
         """Applies priority updates, then draws pieces of batches.
 
         Args:
-            updates: for each update, the arguments of `updated` after the node.
-            orders: for each piece, the arguments of `piece_of` after the node.
+            updates: for each update, the arguments of `apply_update` after the node.
+            orders: for each piece, the arguments of `draw_piece` after the node.
 
         Returns:
-            The results of `updated`, and the result of `pieces_of`.
+            The results of `apply_update`, and the result of `draw_pieces`.
         """
-        found = [updated(self.buffer, self._node, *update) for update in updates]
-        return found, pieces_of(self.buffer, self._node, orders)
+        found = [apply_update(self.buffer, self._node, *update) for update in updates]
+        return found, draw_pieces(self.buffer, self._node, orders)
 
     def news(self) -> tuple[int | None, Totals, int]:
         """Returns the identity, the totals and the capacity of the shard; see `news_of`."""

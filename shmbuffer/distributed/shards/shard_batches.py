@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from shmbuffer.distributed.shards.member import Coming, Member
+from shmbuffer.distributed.shards.member import Member, PendingPiece
 from shmbuffer.distributed.shards.members import Members
-from shmbuffer.distributed.shards.shard_pieces import Piece, joined
-from shmbuffer.distributed.shards.shares import Weighed, counts_of, effective_size, factors_of
+from shmbuffer.distributed.shards.shard_pieces import Piece, join_parts
+from shmbuffer.distributed.shards.shares import ShardMass, counts_of, effective_size, factors_of
 from shmbuffer.errors import EmptyBufferError
 from shmbuffer.samplers.rank import mixed
 from shmbuffer.tensors.form import cpu
@@ -29,11 +29,11 @@ SHARD = "shard"
 EFFECTIVE_SIZE = "effective_sample_size"
 """Key in a prioritized sample's info; see `shares.effective_size`."""
 
-Answer = Piece | Coming | None
+Answer = Piece | PendingPiece | None
 """A piece, None if the shard is empty, or a piece that has been requested."""
 
 
-class Begun(NamedTuple):
+class StartedBatch(NamedTuple):
     """A batch that has been begun."""
 
     size: int  # number of items
@@ -59,7 +59,7 @@ class ShardBatches:
         # called with the number of items that are drawn again because a shard was lost
         self.drawn_again: Callable[[int], None] = lambda count: None
 
-    def begin(self, count: int, keys: list[int], beta: float | None) -> list[Begun]:
+    def begin(self, count: int, keys: list[int], beta: float | None) -> list[StartedBatch]:
         """Begins a batch for each key.
 
         Args:
@@ -78,7 +78,10 @@ class ShardBatches:
         for member in self._members.living():
             self.largest = max(self.largest, member.totals.max_priority or 0.0)
         asked = self._ask(shares, [(count, key) for key in keys], beta, 0)
-        return [Begun(count, key, beta, shares, one) for key, one in zip(keys, asked, strict=True)]
+        return [
+            StartedBatch(count, key, beta, shares, one)
+            for key, one in zip(keys, asked, strict=True)
+        ]
 
     def _shares(self, members: list[Member]) -> dict[str, float]:
         """Returns the share of each shard, keyed by node.
@@ -113,7 +116,7 @@ class ShardBatches:
             For each batch, the shards that draw, with the number of items and the answer.
         """
         home = self._home
-        able = self._able(shares if home is None else {home: shares.get(home, 0.0)})
+        able = self._drawable_shares(shares if home is None else {home: shares.get(home, 0.0)})
         if not able:
             missing = self._members.missing()
             raise EmptyBufferError(
@@ -136,7 +139,7 @@ class ShardBatches:
         self._members.send_what_waits()
         return asked
 
-    def _able(self, shares: dict[str, float]) -> dict[str, float]:
+    def _drawable_shares(self, shares: dict[str, float]) -> dict[str, float]:
         """Returns the positive shares of the shards that answer and have items."""
         found = {}
         for node, share in shares.items():
@@ -145,14 +148,14 @@ class ShardBatches:
                 found[node] = share
         return found
 
-    def finish(self, begun: Begun) -> tuple[Any, dict[str, Any]]:
+    def finish(self, begun: StartedBatch) -> tuple[Any, dict[str, Any]]:
         """Waits for a batch, and returns its data, in random order, and its info.
 
         Items that do not arrive in time are drawn again from the other shards.
         """
         pieces, asked, again = [], begun.asked, 0
         while True:
-            came = self._collected(asked)
+            came = self._collect(asked)
             pieces += came
             left = begun.size - sum(n for _, n, _ in pieces)
             if not left:
@@ -164,23 +167,21 @@ class ShardBatches:
             except EmptyBufferError:  # shards that have joined since may have items
                 self.drawn_again(begun.size - left)
                 return self.finish(*self.begin(begun.size, [begun.key], begun.beta))
-        return self._joined(begun, pieces)
+        return self._join(begun, pieces)
 
-    def _collected(
-        self, asked: list[tuple[Member, int, Answer]]
-    ) -> list[tuple[Member, int, Piece]]:
+    def _collect(self, asked: list[tuple[Member, int, Answer]]) -> list[tuple[Member, int, Piece]]:
         """Waits for the requested pieces, and returns the pieces that arrive in time.
 
         Returns:
             The shard, the number of items and the piece, for each piece.
         """
-        coming = {one.sent: member for member, _, one in asked if isinstance(one, Coming)}
+        coming = {one.sent: member for member, _, one in asked if isinstance(one, PendingPiece)}
         for member, sent in self._members.collect(coming):
             _learn(member, sent.result[1][-1])
         came = []
         for member, n, answer in asked:
             piece: Piece | None
-            if isinstance(answer, Coming):
+            if isinstance(answer, PendingPiece):
                 if answer.sent.result is None:  # the shard was lost
                     continue
                 piece = answer.sent.result[1][answer.at]
@@ -191,11 +192,11 @@ class ShardBatches:
                 came.append((member, n, piece))
         return came
 
-    def _joined(
-        self, begun: Begun, pieces: list[tuple[Member, int, Piece]]
+    def _join(
+        self, begun: StartedBatch, pieces: list[tuple[Member, int, Piece]]
     ) -> tuple[Any, dict[str, Any]]:
         """Joins the pieces of a batch, and returns the data and the info of the batch."""
-        infos = self._weighed(begun, pieces)
+        infos = self._weigh(begun, pieces)
         for info, (_, n, piece) in zip(infos, pieces, strict=True):
             info[SHARD] = cpu.full((n,), piece.identity, dtype=torch.int64)
         if len(pieces) == 1 and begun.asked[0][2] is pieces[0][2]:  # drawn in memory, so no copy
@@ -206,16 +207,16 @@ class ShardBatches:
                 random = np.random.Generator(np.random.Philox(key=begun.key))
                 order = torch.from_numpy(random.permutation(begun.size))
                 places = torch.split(order, [n for _, n, _ in pieces])
-            data = joined([piece.data for _, _, piece in pieces], places)
-            info = joined(infos, places)
+            data = join_parts([piece.data for _, _, piece in pieces], places)
+            info = join_parts(infos, places)
         first = self._weight_keys[0]
         if first in info:
             info.update(dict.fromkeys(self._weight_keys, info[first]))
             info[EFFECTIVE_SIZE] = effective_size(info[first])
         return data, info
 
-    def _weighed(
-        self, begun: Begun, pieces: list[tuple[Member, int, Piece]]
+    def _weigh(
+        self, begun: StartedBatch, pieces: list[tuple[Member, int, Piece]]
     ) -> list[dict[str, Any]]:
         """Returns the info of each piece, with the weights corrected for all shards.
 
@@ -229,14 +230,14 @@ class ShardBatches:
         if begun.beta is None or first not in infos[0]:
             return infos
         drawn = [
-            Weighed(begun.shares[one.node], piece.totals.mass, piece.totals.least)
+            ShardMass(begun.shares[one.node], piece.totals.mass, piece.totals.least)
             for one, _, piece in pieces
         ]
         nodes = {one.node for one, _, _ in pieces}
         living = self._members.living()
         shares = self._shares(living)
         rest = [
-            Weighed(shares[one.node], one.totals.mass, one.totals.least)
+            ShardMass(shares[one.node], one.totals.mass, one.totals.least)
             for one in living
             if one.node not in nodes and one.totals.length and shares[one.node] > 0
         ]

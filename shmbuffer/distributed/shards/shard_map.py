@@ -22,7 +22,7 @@ from shmbuffer.distributed.shards.flow.flow_control import FlowControl
 from shmbuffer.distributed.shards.shard import Shard
 from shmbuffer.memory import RateLimiter
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 """Seconds between two searches for new nodes."""
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def map_name(name: str) -> str:
     return f"{name}/map"
 
 
-def found_map(name: str) -> Any:
+def find_map(name: str) -> Any:
     """Returns the map of the buffer ``name``.
 
     Raises ValueError if there is no map, or if this process is not connected to a cluster.
@@ -73,7 +73,7 @@ class ShardMap:
     def __init__(
         self,
         name: str,
-        made_of: bytes,  # pickled class and arguments of each shard's buffer
+        constructor: bytes,  # pickled class and arguments of each shard's buffer
         wanted: list[str] | None,  # names of the nodes that should have a shard; None means all
         former: set[str],  # ids of the nodes that died before the buffer was created
         options: dict[str, Any],  # Ray options of the keepers
@@ -84,31 +84,31 @@ class ShardMap:
         self._wanted, self._former = wanted, former
         self._absent: list[str] = []  # names of nodes without a keeper
         self._failure: Exception | None = None
-        self._parts = self._ray.cloudpickle.loads(made_of)
+        self._parts = self._ray.cloudpickle.loads(constructor)
         self._keepers: dict[str, tuple[str, Any]] = {}  # node name -> (node id, actor)
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._look()
+        self._create_missing()
         threading.Thread(target=self._watch, name="shmbuffer-map", daemon=True).start()
         where = f"sharded buffer {name!r}"
-        self._flow = FlowControl(self._ray, self._there, limiter, where)
+        self._flow = FlowControl(self._ray, self._list_keepers, limiter, where)
 
     def keepers(self) -> tuple[dict[str, Any], list[str]]:
         """Returns the keepers keyed by node name, and the names of the nodes without a keeper.
 
         If no keeper could be created, raises the error of the last attempt.
         """
-        with self._looking:
+        with self._lock:
             if self._failure is not None and not self._keepers:
                 raise self._failure
-            return self._all(), self._absent
+            return self._keepers_by_node(), self._absent
 
-    def _there(self) -> dict[str, Any]:
+    def _list_keepers(self) -> dict[str, Any]:
         """Returns the keepers, keyed by node name."""
-        with self._looking:
-            return self._all()
+        with self._lock:
+            return self._keepers_by_node()
 
-    def _all(self) -> dict[str, Any]:
+    def _keepers_by_node(self) -> dict[str, Any]:
         """Returns the keepers, keyed by node name. The caller holds the lock."""
         return {node: keeper for node, (_, keeper) in self._keepers.items()}
 
@@ -124,22 +124,22 @@ class ShardMap:
         """Stops creating keepers, and returns the existing keepers, keyed by node name."""
         self._ended.set()
         self._flow.end()
-        with self._looking:
-            return self._all()
+        with self._lock:
+            return self._keepers_by_node()
 
     def _watch(self) -> None:
         """Creates missing keepers regularly until `end` is called."""
-        while not self._ended.wait(_LOOK_S):
-            self._look()
+        while not self._ended.wait(_POLL_S):
+            self._create_missing()
 
-    def _look(self) -> None:
+    def _create_missing(self) -> None:
         """Lists the nodes, and creates a keeper on each node that should have one."""
-        with self._looking:
+        with self._lock:
             if self._ended.is_set():
                 return
             before, self._failure = self._failure, None
             try:
-                for node, node_id in self._places().items():
+                for node, node_id in self._living_wanted().items():
                     self._keepers[node] = node_id, self._keeper(node, node_id)
                 self._absent = sorted(self._all_nodes() - self._keepers.keys())
             except Exception as error:  # the next pass retries; raising would end the actor
@@ -156,7 +156,7 @@ class ShardMap:
         nodes = self._ray.nodes()
         return {node["NodeName"] for node in nodes if node["NodeID"] not in self._former}
 
-    def _places(self) -> dict[str, str]:
+    def _living_wanted(self) -> dict[str, str]:
         """Returns a mapping from name to Ray id of the living nodes that should have a shard."""
         found = living_nodes()
         if self._wanted is None:
@@ -176,7 +176,7 @@ class ShardMap:
         cls, args, kwargs = self._parts
         storage = kwargs["storage"]
         own = partial(storage, scratch_dir=Path(storage.keywords["scratch_dir"]) / node)
-        made_of = ray.cloudpickle.dumps((cls, args, {**kwargs, "storage": own}))
+        constructor = ray.cloudpickle.dumps((cls, args, {**kwargs, "storage": own}))
         options = {
             "num_cpus": 0,
             "max_restarts": -1,
@@ -186,4 +186,4 @@ class ShardMap:
             "lifetime": "detached",
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
         }
-        return ray.remote(Keeper).options(**options).remote(made_of, Shard, node)
+        return ray.remote(Keeper).options(**options).remote(constructor, Shard, node)

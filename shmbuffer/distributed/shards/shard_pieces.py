@@ -71,7 +71,7 @@ def ring_in(buffer: ReplayBuffer) -> Ring:
     return ring
 
 
-def piece_of(
+def draw_piece(
     buffer: ReplayBuffer, node: str, count: int, key: int, beta: float | None, largest: float
 ) -> Piece:
     """Draws a piece of a batch from a shard.
@@ -105,7 +105,7 @@ def piece_of(
     return Piece(data, info, totals, identity_in(buffer, node))
 
 
-def pieces_of(
+def draw_pieces(
     buffer: ReplayBuffer, node: str, orders: Sequence[tuple[Any, ...]]
 ) -> list[Piece | None]:
     """Draws several pieces from a shard.
@@ -113,7 +113,7 @@ def pieces_of(
     Args:
         buffer: the shard's buffer.
         node: name of the shard's node.
-        orders: for each piece, the arguments of `piece_of` after ``node``.
+        orders: for each piece, the arguments of `draw_piece` after ``node``.
 
     Returns:
         A piece for each order, or None if the shard is empty.
@@ -121,13 +121,13 @@ def pieces_of(
     found: list[Piece | None] = []
     for order in orders:
         try:
-            found.append(piece_of(buffer, node, *order))
+            found.append(draw_piece(buffer, node, *order))
         except EmptyBufferError:
             found.append(None)
     return found
 
 
-def updated(
+def apply_update(
     buffer: ReplayBuffer,
     node: str,
     shard: int,
@@ -175,7 +175,7 @@ def raise_largest(ring: Ring, largest: float) -> None:
         ring.raise_max_priority(largest)
 
 
-def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -> Any:
+def join_parts(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -> Any:
     """Joins the data or the infos of several pieces in new memory.
 
     Args:
@@ -190,19 +190,19 @@ def joined(parts: Sequence[Any], places: Sequence[torch.Tensor] | None = None) -
         return torch.cat(list(parts), 0) if places is None else _scattered(parts, places)
     if type(first) is TensorDict and first.batch_dims == 1:
         entries = {
-            key: joined([part.get(key) for part in parts], places) for key in [*first.keys()]
+            key: join_parts([part.get(key) for part in parts], places) for key in [*first.keys()]
         }
         return TensorDict(entries, [sum(map(len, parts))], device=first.device)
     if isinstance(first, LazyStackedTensorDict):
-        items = joined([[item.clone() for item in part.unbind(0)] for part in parts], places)
+        items = join_parts([[item.clone() for item in part.unbind(0)] for part in parts], places)
         return lazy_stack(items, 0)
     if is_collection(first) or isinstance(first, torch.Tensor):
         whole = torch.cat(list(parts), 0)
         return whole if places is None else whole[torch.cat(list(places)).argsort()]
     if isinstance(first, dict):
-        return {key: joined([part[key] for part in parts], places) for key in first}
+        return {key: join_parts([part[key] for part in parts], places) for key in first}
     if isinstance(first, tuple):
-        columns = [joined(column, places) for column in zip(*parts, strict=True)]
+        columns = [join_parts(column, places) for column in zip(*parts, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
     if isinstance(first, list):
         rows = [item for part in parts for item in part]

@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from shmbuffer.distributed.keeper import opened
+from shmbuffer.distributed.keeper import open_answer
 from shmbuffer.distributed.runtime import require_ray
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
@@ -140,7 +140,7 @@ def _save_at_once(written: list[Member], folder: Path, gate: Gate) -> None:
                     f"the shard of node {member.node} does not answer ({type(error).__name__}); "
                     "this save was discarded, and an earlier save is kept"
                 ) from error
-            opened(answer)
+            open_answer(answer)
 
 
 def saves_of_nodes(members: Members, path: str | os.PathLike[str]) -> dict[str, Path]:

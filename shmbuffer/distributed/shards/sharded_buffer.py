@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.distributed.keeper import LEAVE_S, asked, ended, made_of, started
+from shmbuffer.distributed.keeper import (
+    LEAVE_S,
+    end_keepers,
+    pickle_constructor,
+    send_request,
+    wait_for_start,
+)
 from shmbuffer.distributed.runtime import RayUse, living_nodes, require_ray
 from shmbuffer.distributed.shards.members import START_S
 from shmbuffer.distributed.shards.shard_map import NAMESPACE, ShardMap, map_name
@@ -119,7 +125,9 @@ class ShardedReplayBuffer(ShardedClient):
                 raise NotImplementedError(f"ShardedReplayBuffer({argument}=...): {instead}")
         require_ratio(rate_limiter)
         options = {"storage": storage, **kwargs}
-        parts = made_of(replay_buffer_cls, (), options, front="ShardedReplayBuffer")
+        parts = pickle_constructor(
+            replay_buffer_cls, (), options, public_name="ShardedReplayBuffer"
+        )
         name = name or f"buffer-{secrets.token_hex(4)}"
         client_options = _options(name, prefetch, locality, rank, answer_timeout)
         self._ray_use: RayUse | None = RayUse(ray_init_config)
@@ -143,10 +151,10 @@ class ShardedReplayBuffer(ShardedClient):
                 )
             )
             where = f"the sharded buffer {name!r}"
-            ((keepers, _),) = started(where, {"map": self._map.keepers.remote()}, START_S)
-            ready = {f"keeper of {node}": asked(one, "") for node, one in keepers.items()}
-            started(where, ready, START_S)
-            started(where, {"flow control": self._map.flow.remote("rate")}, START_S)
+            ((keepers, _),) = wait_for_start(where, {"map": self._map.keepers.remote()}, START_S)
+            ready = {f"keeper of {node}": send_request(one, "") for node, one in keepers.items()}
+            wait_for_start(where, ready, START_S)
+            wait_for_start(where, {"flow control": self._map.flow.remote("rate")}, START_S)
             super().__init__(client_options)
             if metrics_port is not None:
                 base = Path(storage.keywords["scratch_dir"])
@@ -227,7 +235,7 @@ class ShardedReplayBuffer(ShardedClient):
                 with suppress(ray.exceptions.RayError):  # the actor may be restarting
                     keepers |= ray.get(shard_map.end.remote(), timeout=LEAVE_S)
                 ray.kill(shard_map, no_restart=True)
-                ended(keepers.values())
+                end_keepers(keepers.values())
         finally:
             if ray_use is not None:
                 ray_use.release()

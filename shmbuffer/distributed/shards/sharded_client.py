@@ -18,16 +18,21 @@ from tensordict import TensorDictBase
 from shmbuffer.buffers.data_path import priority_entry
 from shmbuffer.buffers.data_path.sample_info import with_info
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
-from shmbuffer.distributed.keeper import opened
+from shmbuffer.distributed.keeper import open_answer
 from shmbuffer.distributed.nearby import WRITE
 from shmbuffer.distributed.runtime import own_node, require_ray
 from shmbuffer.distributed.shards.flow.credits import Credits
 from shmbuffer.distributed.shards.member import Member
 from shmbuffer.distributed.shards.members import Members
-from shmbuffer.distributed.shards.shard_batches import EFFECTIVE_SIZE, SHARD, Begun, ShardBatches
-from shmbuffer.distributed.shards.shard_map import found_map
+from shmbuffer.distributed.shards.shard_batches import (
+    EFFECTIVE_SIZE,
+    SHARD,
+    ShardBatches,
+    StartedBatch,
+)
+from shmbuffer.distributed.shards.shard_map import find_map
 from shmbuffer.distributed.shards.shard_saves import load_shards, save_shards, saves_of_nodes
-from shmbuffer.distributed.shards.updates import ShardedUpdate, sent_to
+from shmbuffer.distributed.shards.updates import ShardedUpdate, send_updates
 from shmbuffer.errors import BufferUnlinkedError, EmptyBufferError, RateLimitTimeout
 from shmbuffer.items.indices import resolve_batch_size
 from shmbuffer.items.keys import GENERATION, INDEX
@@ -82,7 +87,7 @@ class ShardedClient:
         self._node = own_node()
         self._members = Members(
             self._ray,
-            partial(found_map, options.name),
+            partial(find_map, options.name),
             f"sharded buffer {options.name!r}",
             self._node,
             options.answer_timeout,
@@ -94,7 +99,9 @@ class ShardedClient:
         self._credits = Credits(self._ray, self._members, f"sharded buffer {options.name!r}")
         self._batches.drawn_again = self._credits.spend_more
         self._beta: float | None = self._face["beta"]
-        self._begun: deque[tuple[int, Begun]] = deque()  # prefetched batches, each with its size
+        self._begun: deque[tuple[int, StartedBatch]] = (
+            deque()
+        )  # prefetched batches, each with its size
         self._draws = RandomSampler()
         self._draws._rank_in_draws = known_rank(options.rank) or 0
 
@@ -170,7 +177,7 @@ class ShardedClient:
 
     def add(self, data: Any, **options: Any) -> ShardIndex:
         """Writes one item to one shard; see `extend`."""
-        return self._written("add", data, options)
+        return self._write("add", data, options)
 
     def extend(self, data: Any, **options: Any) -> ShardIndex:
         """Writes a batch atomically to one shard.
@@ -195,7 +202,7 @@ class ShardedClient:
         Cost: on a node with a shard, 2 µs more than a write to a local buffer (see `local`). On a
             node without a shard, about 1 ms.
         """
-        return self._written("extend", data, options)
+        return self._write("extend", data, options)
 
     @property
     def local(self) -> ReplayBuffer | None:
@@ -208,7 +215,7 @@ class ShardedClient:
         buffer: ReplayBuffer | None = None if home is None else home.near(WRITE)
         return buffer
 
-    def _written(self, name: str, data: Any, options: dict[str, Any]) -> ShardIndex:
+    def _write(self, name: str, data: Any, options: dict[str, Any]) -> ShardIndex:
         """Calls the method ``name``, "add" or "extend", of the shard that should get the data."""
         home = self._members.at(self._node)
         if home is not None and home.identity is not None:
@@ -429,7 +436,7 @@ class ShardedClient:
             )
         shards = np.broadcast_to(shards, (count,))
         self._batches.largest = max(self._batches.largest, float(raw.max(initial=0.0)))
-        return sent_to(self._members, shards, where.numpy(), raw, tickets)
+        return send_updates(self._members, shards, where.numpy(), raw, tickets)
 
     # -- flow control --------------------------------------------------------------------------
 
@@ -568,7 +575,7 @@ class ShardedClient:
         failed: Exception | None = None
         for member, _, message in self._members.answers(asked):
             try:
-                face: dict[str, Any] = opened(message)
+                face: dict[str, Any] = open_answer(message)
             except Exception as error:  # the keeper could not create or open its buffer
                 member.lose(f"{type(error).__name__}: {error}")
                 failed = error

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Weighed(NamedTuple):
+class ShardMass(NamedTuple):
     """The values of one shard from which the importance weights of a batch are computed."""
 
     share: float  # the shard's share when the batch was divided among the shards
@@ -50,7 +50,7 @@ def counts_of(shares: Mapping[str, float], count: int, key: int) -> dict[str, in
     return {name: int(n) for name, n in zip(names, drawn, strict=True) if n}
 
 
-def factors_of(drawn: Sequence[Weighed], others: Iterable[Weighed], beta: float) -> list[float]:
+def factors_of(drawn: Sequence[ShardMass], others: Iterable[ShardMass], beta: float) -> list[float]:
     """Returns the factor by which the weights of each piece must be multiplied.
 
     A shard computes the weights of its piece from its own items alone.

@@ -63,7 +63,7 @@ class ShardedUpdate:
         return f"{type(self).__name__}(applied={applied}, stale={stale}, lost={lost})"
 
 
-def sent_to(
+def send_updates(
     members: Members, shards: Ints, index: Ints, raw: Floats, tickets: Ints | None
 ) -> ShardedUpdate:
     """Sets priorities of items in several shards.

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from shmbuffer.distributed.keeper import asked, opened
+from shmbuffer.distributed.keeper import open_answer, send_request
 from shmbuffer.distributed.shards.flow.bank import Bank, Report, latest
 from shmbuffer.distributed.shards.flow.quota import HOLD, KEEP, LOOK, OPEN, KeeperReply
 from shmbuffer.errors import RateLimitError
@@ -302,7 +302,7 @@ class FlowControl:
             shard = self._shards.get(node, "")
             room = self._orders.get(shard) if order == KEEP else None
             request = "flow", self._number, state, order if room is None else room
-            sent[asked(keeper, *request)] = node
+            sent[send_request(keeper, *request)] = node
         if not sent:
             return {}
         ready, late_ones = ray.wait(list(sent), num_returns=len(sent), timeout=timeout)
@@ -310,7 +310,7 @@ class FlowControl:
         found: dict[str, KeeperReply] = {}
         for ref in ready:
             try:
-                found[sent[ref]] = opened(ray.get(ref))
+                found[sent[ref]] = open_answer(ray.get(ref))
             except ray.exceptions.RayError:
                 continue  # the keeper is being restarted
             except Exception as error:
