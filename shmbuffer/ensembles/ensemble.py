@@ -25,13 +25,13 @@ from shmbuffer.ensembles.joint_buffer import Collate, JointBuffer
 from shmbuffer.ensembles.joint_parts import (
     StorageEnsemble,
     WriterEnsemble,
-    named,
+    member_numbers,
     refusal,
     select,
 )
 from shmbuffer.ensembles.joint_rows import (
     BUFFER_IDS,
-    routed,
+    route_items,
     stack_batches,
     stack_infos,
     with_infos,
@@ -179,7 +179,7 @@ class ReplayBufferEnsemble(JointBuffer):
             if num_buffer_sampled is not None:
                 samplers.num_buffer_sampled = num_buffer_sampled
             share = None if batch_size is None else batch_size // samplers.num_buffer_sampled
-            rbs = _made_of(storages, samplers, writers, collate_fns, share)
+            rbs = _create_buffers(storages, samplers, writers, collate_fns, share)
         super().__init__(
             rbs,
             samplers,
@@ -247,7 +247,7 @@ class ReplayBufferEnsemble(JointBuffer):
             )
         if len(self._transform):
             data = self._transform.inv(data)
-        items, ids = routed(data, len(self._members), self._routing_key, self._routing_dim)
+        items, ids = route_items(data, len(self._members), self._routing_key, self._routing_dim)
         known: dict[str, Any] = (
             {} if update_priority is None else {"update_priority": update_priority}
         )
@@ -287,7 +287,7 @@ class ReplayBufferEnsemble(JointBuffer):
             )
         return super()._batch(count, None)
 
-    def _rows_of(self, index: Any, known: Any) -> Any:
+    def _to_rows(self, index: Any, known: Any) -> Any:
         return [
             (int(row.get(BUFFER_IDS)), row.get(INDEX), dict(facts.items(True, True)))
             for row, facts in zip(index.unbind(0), known.unbind(0), strict=True)
@@ -296,7 +296,7 @@ class ReplayBufferEnsemble(JointBuffer):
     def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
         return with_infos(data, info)
 
-    def _joined(self, rows: list[Row]) -> Batch:
+    def _join(self, rows: list[Row]) -> Batch:
         buffer_ids, batches, infos = [], [], []
         for at, data, info in rows:
             if self._weight_key is not None:
@@ -304,9 +304,9 @@ class ReplayBufferEnsemble(JointBuffer):
                 weights = [info.pop(key) for key in keys if key in info]
                 info.update({self._weight_key: weights[0]} if weights else {})
             buffer_ids.append(at)
-            batches.append(self._finished_row(at, data))
+            batches.append(self._finish_row(at, data))
             infos.append(info)
-        return self._collate(batches), stack_infos(buffer_ids, infos, self._fillings())
+        return self._collate(batches), stack_infos(buffer_ids, infos, self._default_info())
 
     # -- the buffers ---------------------------------------------------------------------------
 
@@ -320,13 +320,13 @@ class ReplayBufferEnsemble(JointBuffer):
         if not isinstance(index, tuple) or len(index) == 1:
             return select(self, index)
         items = index[1] if len(index) == 2 else index[1:]
-        found = named(index[0], len(self), "buffer")
+        found = member_numbers(index[0], len(self), "buffer")
         if isinstance(found, int):
             return self._items(found, items)
         data = self._collate([self._items(at, items) for at in found])
-        return self._transformed(data)
+        return self._apply_transform(data)
 
-    def _some(self, found: list[int]) -> ReplayBufferEnsemble:
+    def _subset(self, found: list[int]) -> ReplayBufferEnsemble:
         return ReplayBufferEnsemble(
             *(self._members[at] for at in found),
             transform=self._transform,
@@ -353,15 +353,13 @@ class ReplayBufferEnsemble(JointBuffer):
         if self._collate_fns[at] is None or is_one(index):
             return rb[index]
         views = False if rb.shared else None
-        return self._finished_row(
-            at, rb.storage.fetch(index, dim_extend=rb.dim_extend, views=views)
-        )
+        return self._finish_row(at, rb.storage.fetch(index, dim_extend=rb.dim_extend, views=views))
 
     def _collate(self, data: Any) -> Any:
         return stack_batches(data) if self._collate_fn is None else self._collate_fn(data)
 
 
-def _made_of(
+def _create_buffers(
     storages: StorageEnsemble,
     samplers: SamplerEnsemble,
     writers: WriterEnsemble,

@@ -33,7 +33,7 @@ from shmbuffer.buffers.data_path.priority_entry import (
 from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.ensembles.joint_parts import JointPart, PartsOf, StorageEnsemble, WriterEnsemble
-from shmbuffer.ensembles.joint_rows import known_tickets, local, routes
+from shmbuffer.ensembles.joint_rows import known_tickets, routes, storage_index
 from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble
 from shmbuffer.ensembles.turns import Row, Shares, Turns
 from shmbuffer.items.indices import elements_of, resolve_batch_size
@@ -102,7 +102,7 @@ class _OfOneBuffer:
 class JointBuffer(Saves, metaclass=ABCMeta):
     """Base class of several buffers that are used like one.
 
-    A subclass chooses the rows of a sample (`_chosen`, `_shares`), joins them (`_joined`) and
+    A subclass chooses the rows of a sample (`_choose_rows`, `_shares`), joins them (`_join`) and
     writes items. `JointBuffer` does not derive from `ReplayBuffer`, but is registered as one.
     """
 
@@ -320,11 +320,11 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         if min_size or self._turns.are_needed():
             self._parts.drop_prefetched()
             shares, least = self._shares(count, min_size)
-            return self._turns.sample(shares, self._drawn, self._finished, least)
+            return self._turns.sample(shares, self._draw_row, self._finish, least)
         prefetcher = self._parts.prefetcher
         if prefetcher is not None and count == self._joint.batch_size:
             return prefetcher.next(self._reads.order)  # type: ignore[no-any-return]
-        return self._passed_on(*self._made(self._chosen(count)))
+        return self._transform_and_pin(*self._read_rows(self._choose_rows(count)))
 
     @abstractmethod
     def _shares(self, count: int, min_size: int | None) -> tuple[Shares, dict[int, int]]:
@@ -333,50 +333,50 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         Returns the rows, and the number of items to wait for, keyed by buffer number.
         """
 
-    def _chosen(self, count: int) -> Any:
-        """Draws a sample with the joint sampler, and returns the rows for `_made`."""
-        return self._rows_of(*self._sampler.sample(self._storage, count))
+    def _choose_rows(self, count: int) -> Any:
+        """Draws a sample with the joint sampler, and returns the rows for `_read_rows`."""
+        return self._to_rows(*self._sampler.sample(self._storage, count))
 
     @abstractmethod
-    def _rows_of(self, index: Any, known: Any) -> Any:
-        """Converts an index and info from the joint sampler to the rows that `_made` expects."""
+    def _to_rows(self, index: Any, known: Any) -> Any:
+        """Converts an index and info from the joint sampler to the rows for `_read_rows`."""
 
-    def _made(self, rows: Any) -> Batch:
+    def _read_rows(self, rows: Any) -> Batch:
         """Reads and joins the rows of a sample, each given as ``(buffer number, index, info)``."""
-        return self._joined([self._row(at, index, known) for at, index, known in rows])
+        return self._join([self._read_row(at, index, known) for at, index, known in rows])
 
     @abstractmethod
-    def _joined(self, rows: list[Row]) -> Batch:
+    def _join(self, rows: list[Row]) -> Batch:
         """Joins rows into a sample, and returns its data and info."""
 
     @abstractmethod
     def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
         """Adds the entries of the info to a sample of TensorDicts, and returns both."""
 
-    def _drawn(self, at: int, share: int) -> Row:
+    def _draw_row(self, at: int, share: int) -> Row:
         """Draws and reads a row of ``share`` items from buffer ``at``."""
-        return self._row(at, *self._sampler._draw(at, self._members[at]._storage, share))
+        return self._read_row(at, *self._sampler._draw(at, self._members[at]._storage, share))
 
-    def _row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
+    def _read_row(self, at: int, index: Any, known: dict[Any, Any]) -> Row:
         """Reads and validates items of buffer ``at``. ``known`` is their info from the sampler."""
         rb = self._members[at]
-        return at, *drawing.chosen(rb.plan, local(index, rb._storage), dict(known))
+        return at, *drawing.chosen(rb.plan, storage_index(index, rb._storage), dict(known))
 
-    def _finished(self, rows: list[Row]) -> Batch:
+    def _finish(self, rows: list[Row]) -> Batch:
         """Joins rows into a sample, which is transformed and pinned."""
-        return self._passed_on(*self._joined(rows))
+        return self._transform_and_pin(*self._join(rows))
 
-    def _passed_on(self, data: Any, info: Any) -> Batch:
+    def _transform_and_pin(self, data: Any, info: Any) -> Batch:
         """Transforms a joined sample, and copies it to pinned memory if this was requested."""
-        data = self._transformed(data)
+        data = self._apply_transform(data)
         return (pinned.pin(data), pinned.pin(info)) if self._pin_memory else (data, info)
 
-    def _transformed(self, data: Any) -> Any:
+    def _apply_transform(self, data: Any) -> Any:
         """Calls the transform of the ensemble."""
         transform = self._joint._transform
         return transform(data) if len(transform) else data
 
-    def _finished_row(self, at: int, data: Any) -> Any:
+    def _finish_row(self, at: int, data: Any) -> Any:
         """Collates and transforms items from buffer ``at``, as for a sample of this buffer."""
         rb = self._members[at]
         collate = self._collate_fns[at] or rb._parts.collate_fn
@@ -384,7 +384,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         data = storage.collate(data) if collate is None else collate(storage.uncollated(data))
         return rb._transform(data) if len(rb._transform) else data
 
-    def _fillings(self) -> dict[str, float]:
+    def _default_info(self) -> dict[str, float]:
         """Returns the values of info entries for rows whose buffers do not have these entries.
 
         The importance weight is 1, as for uniform samples, and the generation is -1, for unknown.
@@ -506,7 +506,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
                 require_newer=require_newer,
             )
             results.append((part.rows, result))
-        return _together(results, compared=version_key is not None)
+        return _combine(results, compared=version_key is not None)
 
     def _can_change(self, at: int) -> bool:
         """True if `update_if_present` can change the items of buffer ``at``."""
@@ -681,13 +681,13 @@ class _Rows(SampleUnit):
 
         `StorageEnsemble.fetch` passes them on to `assemble` unchanged.
         """
-        return self.owner()._rows_of(index, info), {}
+        return self.owner()._to_rows(index, info), {}
 
     _expand = expand
 
     def assemble(self, data: Any, info: dict[str, Any]) -> Batch:
         """Reads and joins the rows, and returns the data and info of the sample."""
-        return self.owner()._made(data)  # type: ignore[no-any-return]
+        return self.owner()._read_rows(data)  # type: ignore[no-any-return]
 
     def __reduce__(self) -> Any:
         return _Rows, ()
@@ -717,7 +717,7 @@ def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
     return rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"
 
 
-def _together(
+def _combine(
     results: Iterable[tuple[torch.Tensor, ConditionalUpdateResult]],
     *,
     compared: bool,  # True if the versions of the items were compared

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 import torch
 
-from shmbuffer.ensembles.joint_rows import BUFFER_IDS, local, routes
+from shmbuffer.ensembles.joint_rows import BUFFER_IDS, routes, storage_index
 from shmbuffer.memory.format.key_names import is_number
 from shmbuffer.saves.checkpointers.checkpointer import StorageCheckpointerBase
 from shmbuffer.saves.checkpoints import (
@@ -71,7 +71,7 @@ class JointPart:
     def __getitem__(self, index: Any) -> Any:
         return select(self, index)
 
-    def _some(self, found: list[int]) -> Any:
+    def _subset(self, found: list[int]) -> Any:
         """Returns an ensemble of the members with the given numbers."""
         raise NotImplementedError
 
@@ -277,7 +277,7 @@ class StorageEnsemble(JointPart, Storage):
         found = []
         for row in index.unbind(0):
             at = int(row.get("buffer_ids"))
-            data = self._members[at].get(local(row.get("index"), self._members[at]))
+            data = self._members[at].get(storage_index(row.get("index"), self._members[at]))
             transform = None if self._transforms is None else self._transforms[at]
             found.append((at, data if transform is None else transform(data)))
         return found
@@ -342,7 +342,7 @@ class StorageEnsemble(JointPart, Storage):
             return [storage[rest] for storage in chosen._members]
         return chosen[rest]
 
-    def _some(self, found: list[int]) -> StorageEnsemble:
+    def _subset(self, found: list[int]) -> StorageEnsemble:
         transforms = self._transforms
         return StorageEnsemble(
             *(self._members[at] for at in found),
@@ -421,7 +421,7 @@ class WriterEnsemble(JointPart, Writer):
             if isinstance(writer, ImmutableDatasetWriter):
                 writer._empty()
 
-    def _some(self, found: list[int]) -> WriterEnsemble:
+    def _subset(self, found: list[int]) -> WriterEnsemble:
         return WriterEnsemble(*(self._members[at] for at in found))
 
 
@@ -440,11 +440,11 @@ def select(joint: Any, index: Any) -> Any:
         index = index[0]
     if index is Ellipsis or (isinstance(index, slice) and index == slice(None)):
         return joint
-    found = named(index, len(joint._members), joint._what)
-    return joint._members[found] if isinstance(found, int) else joint._some(found)
+    found = member_numbers(index, len(joint._members), joint._what)
+    return joint._members[found] if isinstance(found, int) else joint._subset(found)
 
 
-def named(index: Any, count: int, what: str) -> int | list[int]:
+def member_numbers(index: Any, count: int, what: str) -> int | list[int]:
     """Returns the numbers of the members that an index selects.
 
     Args:

@@ -1,8 +1,8 @@
 """Stacks rows from several buffers into a sample, and divides samples and data among buffers.
 
-rows of buffers   ──▶ stacked  ──▶ a sample with an index: buffer_ids [rows], index [rows, n]
-index of a sample ──▶ routes   ──▶ the items of each buffer
-data to write     ──▶ routed   ──▶ the buffer of each item
+rows of buffers   ──▶ stack_batches ──▶ a sample, whose index has buffer_ids [rows]
+index of a sample ──▶ routes        ──▶ the items of each buffer
+data to write     ──▶ route_items   ──▶ the buffer of each item
 """
 
 from __future__ import annotations
@@ -61,29 +61,29 @@ def stack_batches(batches: list[Any]) -> Any:
 
 
 def stack_infos(
-    buffer_ids: list[int], infos: list[dict[Any, Any]], fillings: dict[str, float]
+    buffer_ids: list[int], infos: list[dict[Any, Any]], defaults: dict[str, float]
 ) -> Any:
     """Returns the info of a sample, a TensorDict ``[rows]``.
 
     Args:
         buffer_ids: number of the buffer of each row.
         infos: info of each row.
-        fillings: value of each entry for the rows that lack this entry.
+        defaults: value of each entry for the rows that lack this entry.
     """
     indices, rows = [], []
     for info in infos:
         index = info[INDEX]
         index = torch.stack(index, -1) if isinstance(index, tuple) else cpu.as_tensor(index)
         row = {key: cpu.as_tensor(value) for key, value in info.items() if key != INDEX}
-        for key, value in fillings.items():
+        for key, value in defaults.items():
             if key not in row:
-                row[key] = filled((len(index),), value)
+                row[key] = full_tensor((len(index),), value)
         indices.append(index)
         rows.append(row)
     return stack_rows(rows).set(INDEX, stack_index(buffer_ids, indices))
 
 
-def filled(shape: Sequence[int], value: float) -> torch.Tensor:
+def full_tensor(shape: Sequence[int], value: float) -> torch.Tensor:
     """Returns a tensor of weights (float32) or tickets (int64), all equal to ``value``."""
     dtype = torch.int64 if isinstance(value, int) else torch.float32
     return cpu.full(tuple(shape), value, dtype=dtype)
@@ -110,16 +110,16 @@ def with_infos(data: TensorDictBase, info: TensorDictBase) -> tuple[Any, Any]:
         )
     stacked = (data, info, info.get(INDEX))
     if not any(isinstance(one, LazyStackedTensorDict) for one in stacked):
-        return _merged(data, info, (rows, items[0]))
+        return _add_info(data, info, (rows, items[0]))
     pairs = [
-        _merged(row, about, (count,))
+        _add_info(row, about, (count,))
         for row, about, count in zip(data.unbind(0), info.unbind(0), items, strict=True)
     ]
     rows_in, infos_in = zip(*pairs, strict=True)
     return stack_batches(list(rows_in)), stack_batches(list(infos_in))
 
 
-def local(index: torch.Tensor, storage: Any) -> Any:
+def storage_index(index: torch.Tensor, storage: Any) -> Any:
     """Returns the index of a row in the form that its storage expects.
 
     Args:
@@ -171,7 +171,7 @@ def routes(
     if isinstance(index, LazyStackedTensorDict):  # rows can have different shapes
         before = 0
         for at, row in enumerate(index.unbind(0)):
-            mine = {name: _of(value, at) for name, value in values.items()}
+            mine = {name: _select_rows(value, at) for name, value in values.items()}
             here = 0
             for part in routes(row, storage, mine, several=several):
                 here += len(part.rows)
@@ -186,12 +186,12 @@ def routes(
     ids = ids.reshape(*ids.shape, *(1,) * (len(lead) - ids.dim())).expand(lead)
     while several and ids.dim() > 1 and _is_constant(ids, -1) and _is_constant(where, -1 - columns):
         ids, where = ids[..., 0], where.select(-1 - columns, 0)
-    divided = {name: _divided(name, value, ids.shape) for name, value in values.items()}
+    divided = {name: _flatten_entry(name, value, ids.shape) for name, value in values.items()}
     where = where.reshape(ids.numel(), *where.shape[ids.dim() :])
     ids = ids.reshape(-1)
     for at in ids.unique().tolist():
         rows = torch.nonzero(ids == at).flatten()
-        parts = {name: _of(value, rows) for name, value in divided.items()}
+        parts = {name: _select_rows(value, rows) for name, value in divided.items()}
         yield Route(at, storage._members[at], where[rows], parts, rows)
 
 
@@ -229,7 +229,7 @@ def written_tickets(rb: Any, before: int, slots: torch.Tensor) -> torch.Tensor:
     return tickets
 
 
-def routed(
+def route_items(
     data: Any, count: int, key: str | tuple[str, ...] | None, dim: int | None
 ) -> tuple[TensorDictBase, torch.Tensor]:
     """Selects the buffer of each item in a batch.
@@ -283,7 +283,7 @@ def routed(
     return items, numbers
 
 
-def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
+def _add_info(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
     """Expands the info to the batch size ``lead``, and adds its entries to the sample.
 
     Returns:
@@ -309,7 +309,7 @@ def _merged(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
     return data, about
 
 
-def _of(value: torch.Tensor | None, rows: Any) -> torch.Tensor | None:
+def _select_rows(value: torch.Tensor | None, rows: Any) -> torch.Tensor | None:
     """Returns the values of some rows. One number for all rows, or None, is returned unchanged."""
     return value if value is None or value.dim() == 0 else value[rows]
 
@@ -319,7 +319,9 @@ def _is_constant(numbers: torch.Tensor, dim: int) -> bool:
     return bool((numbers == numbers.narrow(dim, 0, 1)).all())
 
 
-def _divided(name: object, value: torch.Tensor | None, lead: torch.Size) -> torch.Tensor | None:
+def _flatten_entry(
+    name: object, value: torch.Tensor | None, lead: torch.Size
+) -> torch.Tensor | None:
     """Flattens the leading shape of an entry, so that it has one row per item.
 
     Args:

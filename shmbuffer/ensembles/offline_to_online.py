@@ -32,7 +32,7 @@ from shmbuffer.buffers.replay_buffer import ReplayBuffer
 from shmbuffer.buffers.tensordict import TensorDictReplayBuffer
 from shmbuffer.datasets.loading import opened
 from shmbuffer.ensembles.joint_buffer import JointBuffer
-from shmbuffer.ensembles.joint_rows import BUFFER_IDS, filled
+from shmbuffer.ensembles.joint_rows import BUFFER_IDS, full_tensor
 from shmbuffer.ensembles.one_batch import OneBatch
 from shmbuffer.ensembles.sampler_ensemble import SamplerEnsemble
 from shmbuffer.ensembles.turns import Row, Shares
@@ -286,30 +286,30 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
         shares = self._sampler.shares_of(count, waits=bool(min_size))
         return shares, {ONLINE: min_size} if min_size else {}
 
-    def _rows_of(self, index: Any, known: Any) -> Any:
+    def _to_rows(self, index: Any, known: Any) -> Any:
         return index
 
-    def _made(self, rows: Any) -> Batch:
+    def _read_rows(self, rows: Any) -> Batch:
         if isinstance(rows, tuple):  # `_MixedSampler.sample` has already read the batch
             return rows
-        return super()._made(rows)
+        return super()._read_rows(rows)
 
-    def _drawn(self, at: int, share: int) -> Row:
+    def _draw_row(self, at: int, share: int) -> Row:
         plan = self._members[at].plan
         if plan.draws:
             return at, *drawing.drawn(plan, share, pins=False)
-        return super()._drawn(at, share)
+        return super()._draw_row(at, share)
 
-    def _joined(self, rows: list[Row]) -> Batch:
-        fillings, infos = self._fillings(), []
+    def _join(self, rows: list[Row]) -> Batch:
+        defaults, infos = self._default_info(), []
         for at, _, known in rows:
             where = known[INDEX] + at * self._start
-            missing = {key: filled(where.shape, value) for key, value in fillings.items()}
+            missing = {key: full_tensor(where.shape, value) for key, value in defaults.items()}
             infos.append({**missing, **known, INDEX: where})
         info = infos[0]
         if len(infos) > 1:
             info = {key: torch.cat([one[key] for one in infos]) for key in info}
-        return _concatenated([self._finished_row(at, data) for at, data, _ in rows]), info
+        return _concatenate([self._finish_row(at, data) for at, data, _ in rows]), info
 
     def _with_info(self, data: Any, info: Any) -> tuple[Any, Any]:
         return with_info(data, info), info
@@ -329,7 +329,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
             place = int(index[0] if isinstance(index, tuple) else index)
             place += end if place < 0 else 0
             at = int(place >= start)
-            return self._transformed(self._members[at][place - at * start])
+            return self._apply_transform(self._members[at][place - at * start])
         sliced = isinstance(index, slice) or index is Ellipsis
         places = torch.from_numpy(np.arange(end)[index if sliced else as_array(index)].copy())
         if sliced:
@@ -340,10 +340,11 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
             places = places[held]
         parts = [(rows, rb[local]) for rb, rows, local in self._by_part(places) if len(rows)]
         if not parts:
-            return self._transformed(self.offline_buffer[:0])
+            return self._apply_transform(self.offline_buffer[:0])
         order = torch.argsort(torch.cat([rows for rows, _ in parts]))
-        data = _concatenated([items for _, items in parts])
-        return self._transformed(tree_map(lambda leaf: leaf[order], data, is_leaf=is_collection))
+        data = _concatenate([items for _, items in parts])
+        data = tree_map(lambda leaf: leaf[order], data, is_leaf=is_collection)
+        return self._apply_transform(data)
 
     def read_all_in_order(self, end: int | None = None) -> Any:
         """Returns ``rb[:end]``: the items of the online part, then the items of the data set."""
@@ -458,7 +459,7 @@ def _mixture(storage: Storage, base: float) -> Any:
     return SimpleNamespace(fraction=base)
 
 
-def _concatenated(data: list[Any]) -> Any:
+def _concatenate(data: list[Any]) -> Any:
     """Concatenates rows of both parts into one batch."""
     if len(data) == 1:
         return data[0]

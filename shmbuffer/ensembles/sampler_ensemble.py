@@ -326,7 +326,7 @@ class SamplerEnsemble(JointPart, Sampler):
         for sampler in self._members:
             sampler._empty()
 
-    def _some(self, found: list[int]) -> SamplerEnsemble:
+    def _subset(self, found: list[int]) -> SamplerEnsemble:
         return SamplerEnsemble(*(self._members[at] for at in found), **self.choice(found))
 
     def choice(self, found: list[int]) -> dict[str, Any]:
