@@ -89,7 +89,7 @@ class PassDraw(NamedTuple):
     """True if an element was skipped because a writer is writing its slot."""
 
 
-def held_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
+def draw_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
     """Draws the next items of a pass, without changing the pass.
 
     Args:
@@ -125,7 +125,7 @@ def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
     assert now.order is not None
     if len(now.order) - now.at < count:
         return True
-    ahead = held_next(ring, now, count)
+    ahead = draw_next(ring, now, count)
     return ahead is not None and len(ahead.elements) < count
 
 

@@ -13,9 +13,9 @@ from shmbuffer.memory.format.array_types import Ints
 from shmbuffer.samplers.passes import (
     Pass,
     described,
+    draw_next,
     evictions,
     filled_elements,
-    held_next,
     is_over,
     places_of,
     wait_for,
@@ -146,7 +146,7 @@ class SamplerWithoutReplacement(Sampler):
         if now.order is None or self._has_changed(storage, ring, now):
             now = self._new_pass(storage, ring, batch_size)
         for _ in range(ATTEMPTS):
-            drawn = held_next(ring, now, batch_size)
+            drawn = draw_next(ring, now, batch_size)
             if drawn is not None and len(drawn.elements) >= whole:
                 break
             if drawn is None or not (drawn.filling and wait_for(ring, now.left())):

@@ -86,7 +86,7 @@ class BufferConfig:
     def __post_init__(self) -> None:
         require_reserve(self.reserve)
         self._check_storage()
-        if self._asked is not None and self.storage not in (None, _ROWS):
+        if self._sharing is not None and self.storage not in (None, _ROWS):
             raise ValueError(f"storage={self.storage!r} does not support share_next")
         for name in ("capacity", "batch_size", "ndim", "max_bytes"):
             if getattr(self, name) is not None:
@@ -100,7 +100,7 @@ class BufferConfig:
                 raise ValueError(f"{name} must be a finite number of at least 0, got {number}")
 
     @property
-    def _asked(self) -> SharingRequest | None:
+    def _sharing(self) -> SharingRequest | None:
         """The requested sharing of next observations, or None."""
         return SharingRequest.from_arguments(self.share_next, self.share_next_room, self.ndim or 1)
 
@@ -145,7 +145,7 @@ class BufferConfig:
                 "priority_key": PRIORITY_KEY,
                 **({"storage": {"kind": self.storage}} if self.max_bytes else {}),
                 **self._to_be_recorded(),
-                **({} if self._asked is None else {"share_next": self._asked.to_json()}),
+                **({} if self._sharing is None else {"share_next": self._sharing.to_json()}),
             },
         )
 
@@ -169,7 +169,7 @@ class BufferConfig:
             "alpha": (self.alpha, there.alpha),
             "eps": (self.eps, there.eps),
             "share_next": (
-                None if self._asked is None else self._asked.to_json(),
+                None if self._sharing is None else self._sharing.to_json(),
                 recorded.extra.get("share_next"),
             ),
         }

@@ -195,10 +195,10 @@ def _line_without_guard() -> int | None:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError):
         return None  # the file is not the source of the program
-    return None if any(map(_asks, ast.walk(tree))) else frame.f_lineno
+    return None if any(map(_is_guard, ast.walk(tree))) else frame.f_lineno
 
 
-def _asks(node: ast.AST) -> bool:
+def _is_guard(node: ast.AST) -> bool:
     """True if a syntax node compares ``__name__`` or uses ``current_process``."""
     if isinstance(node, ast.Compare):
         parts = (node.left, *node.comparators)

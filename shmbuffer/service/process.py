@@ -68,7 +68,7 @@ class Named:
 
     def __call__(self, scratch_dir: Path, index: int, *args: Any) -> object:
         """Imports the module and calls the function."""
-        given = "torch" in sys.modules
+        had_torch = "torch" in sys.modules
         me: Any = process.current_process()
         me._inheriting = True  # multiprocessing's flag during imports: see `refuse_while_imported`
         try:
@@ -76,7 +76,7 @@ class Named:
         finally:
             del me._inheriting
         if index == 0 and "torch" in sys.modules:
-            what = "its arguments" if given else f"the module {self.module}"
+            what = "its arguments" if had_torch else f"the module {self.module}"
             log.warning(
                 "%s: the target %s was given by name, but %s imported torch, which takes seconds "
                 "and hundreds of MB in each process; %s",
@@ -119,8 +119,8 @@ def names_of(target: Callable[..., object]) -> tuple[str, str]:
 
 def _without_main(name: str) -> dict[str, Any]:
     """Returns the data that multiprocessing sends to a child, without the main module."""
-    told = spawn.get_preparation_data(name)
-    return {key: value for key, value in told.items() if not key.startswith("init_main_from")}
+    data = spawn.get_preparation_data(name)
+    return {key: value for key, value in data.items() if not key.startswith("init_main_from")}
 
 
 class WithoutMain(popen_spawn_posix.Popen):
@@ -168,7 +168,7 @@ class Process(SpawnProcess):
 
         attaching.role_of_this_process = "collector"
         for number in ENDING:
-            signal.signal(number, _unwind)
+            signal.signal(number, _exit_on_signal)
         # The parent has blocked SIGINT; see `hold_ctrl_c_back`.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         self._is_checked_in = roster.record_start(self._scratch_dir, *self._entry)
@@ -177,7 +177,7 @@ class Process(SpawnProcess):
         try:
             super().run()
         except Exception as error:
-            self._failed = _place_of(error)
+            self._failed = _hash_location(error)
             what = " ".join("".join(traceback.format_exception_only(error)).split())
             self._error = f"{what:.{_LONGEST_ERROR}}"
             if self._failed != self._before:
@@ -197,7 +197,7 @@ class Process(SpawnProcess):
             code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]
         except SystemExit as asked:  # a signal arrived while this process waited for its threads
             code = asked.code if isinstance(asked.code, int) else 1
-        _obey_no_more()
+        _ignore_signals()
         atexit._run_exitfuncs()
         self._target = self._args = self._kwargs = None
         for stream in (sys.stdout, sys.stderr):
@@ -219,7 +219,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT)
 """Signals that raise SystemExit in a target."""
 
 
-def _place_of(error: BaseException) -> str:
+def _hash_location(error: BaseException) -> str:
     """Returns a hash of an exception's type and the lines in its traceback, without its message."""
     frames = traceback.extract_tb(error.__traceback__)
     place = [type(error).__qualname__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)]
@@ -232,13 +232,13 @@ def hold_ctrl_c_back() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def _unwind(number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
     """Handles a signal by raising SystemExit. Further signals are ignored."""
-    _obey_no_more()
+    _ignore_signals()
     raise SystemExit(128 + number)
 
 
-def _obey_no_more() -> None:
+def _ignore_signals() -> None:
     """Ignores SIGTERM and SIGINT from now on, so that they do not interrupt the cleanup."""
     # Programs that this process starts would inherit SIG_IGN, and Python reports a pending signal
     # if it finds SIG_IGN.

@@ -56,7 +56,7 @@ def recover(
     Cost: tens of milliseconds per million items. Verification reads all bytes once, which takes a
     few seconds for 10 GB in memory.
     """
-    began, before = time.perf_counter_ns(), _mended(scratch_dir)
+    began, before = time.perf_counter_ns(), _read_counters(scratch_dir)
     existing: Existing = "verify" if verify else "recover"
     with (
         report_to(on_progress),
@@ -65,7 +65,7 @@ def recover(
         if engine.report is not None:
             return engine.report
         engine.seat.reap_dead()
-        after, ring = _mended(scratch_dir), engine.ring()
+        after, ring = _read_counters(scratch_dir), engine.ring()
         width = ring.width if ring else 1
         return RecoveryReport(
             str(engine.path),
@@ -79,7 +79,7 @@ def recover(
         )
 
 
-def _mended(path: str | os.PathLike[str]) -> dict[str, int]:
+def _read_counters(path: str | os.PathLike[str]) -> dict[str, int]:
     """Returns the counters of rolled back and forward slots and of reaped clients in a directory.
 
     All counters are 0 if the directory has no control file.

@@ -90,14 +90,14 @@ class RunDirectory:
                 )
             undo.callback(self.engine.close)
             self._has_created = self._is_temporary or existing != "recover"
-            undo.callback(self._forget_what_was_just_made)
+            undo.callback(self._remove_new_buffer)
             self.path: Path = path if self.engine.path is None else self.engine.path
             self._lock = undo.enter_context(hold_lock(self.path))
             config.agree(self.engine)
             kept = self.engine.limiter
             if limiter is None and kept is not None:
-                _say_what_limits(self.path, kept)
-            elif limiter is not None and not limiter.has_same_limits(kept):
+                _log_limiter(self.path, kept)
+            elif limiter is not None and not limiter.says_the_same(kept):
                 self.engine.set_limiter(limiter)
             self._undo = undo.pop_all()
 
@@ -125,9 +125,9 @@ class RunDirectory:
     def forget_if_unused(self) -> None:
         """Removes a new buffer that has no items and that no other process has used."""
         if len(self.engine.clients()) == 1 and not self.engine.stats()["weights_version"]:
-            self._forget_what_was_just_made()
+            self._remove_new_buffer()
 
-    def _forget_what_was_just_made(self) -> None:
+    def _remove_new_buffer(self) -> None:
         """Removes a new buffer without items, so that the next coordinator can create it again."""
         if self._has_created and self.engine.ring() is None:
             self.engine.cleanup()
@@ -155,7 +155,7 @@ def hold_lock(scratch_dir: Path) -> Lock:
     )
 
 
-def _say_what_limits(path: Path, kept: RateLimiter) -> None:
+def _log_limiter(path: Path, kept: RateLimiter) -> None:
     """Logs the rate limiter of an existing buffer, which stays in effect."""
     values = [f"{name}={value!r}" for name, value in asdict(kept).items() if value is not None]
     log.warning(

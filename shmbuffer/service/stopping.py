@@ -71,10 +71,10 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
         for pidfd in pidfds.values():
             _send(pidfd, signal.SIGTERM)
             _send(pidfd, signal.SIGCONT)  # a stopped process does not handle SIGTERM
-        deaf = _still_there(pidfds.values(), grace_s)
-        for pidfd in deaf:
+        stubborn = _wait_for_end(pidfds.values(), grace_s)
+        for pidfd in stubborn:
             _send(pidfd, signal.SIGKILL)
-        left = _still_there(deaf, AFTER_KILL_S)
+        left = _wait_for_end(stubborn, AFTER_KILL_S)
     finally:
         for pidfd in pidfds.values():
             os.close(pidfd)
@@ -83,7 +83,7 @@ def end(processes: Collection[Identity], grace_s: float) -> dict[Identity, How]:
         if who not in pidfds:  # no pidfd: the process has ended, or cannot be accessed
             return "ended" if identity.prove_dead(who, lambda: False) else "left"
         pidfd = pidfds[who]
-        return "left" if pidfd in left else "killed" if pidfd in deaf else "ended"
+        return "left" if pidfd in left else "killed" if pidfd in stubborn else "ended"
 
     return {who: how(who) for who in processes}
 
@@ -115,12 +115,12 @@ def stop(scratch_dir: str | os.PathLike[str], *, grace_s: float = 5.0) -> list[S
         done: dict[Identity, Stopped] = {}
         for last in ORDER:
             for _ in range(ROUNDS):
-                found = _present(registry, directory.path, last, done)
+                found = _find_clients(registry, directory.path, last, done)
                 for who, how in end(found, grace_s).items():
                     why = why_left(who) if how == "left" else ""
                     role, name = found[who]
                     done[who] = Stopped(who.pid, role.name.lower(), name, how, why)
-        for who, (role, name) in _present(registry, directory.path, ORDER[-1], done).items():
+        for who, (role, name) in _find_clients(registry, directory.path, ORDER[-1], done).items():
             why = "it was started during the stop; stop the program that starts it"
             done[who] = Stopped(who.pid, role.name.lower(), name, "left", why)
         return list(done.values())
@@ -136,7 +136,7 @@ def is_being_stopped(scratch_dir: Path) -> bool:
         return False
 
 
-def _present(
+def _find_clients(
     registry: Registry, scratch_dir: Path, last: Role, done: Collection[Identity]
 ) -> dict[Identity, tuple[Role, str]]:
     """Returns living processes that use a buffer, without this process.
@@ -182,7 +182,7 @@ def _send(pidfd: int, number: int) -> None:
         signal.pidfd_send_signal(pidfd, number)
 
 
-def _still_there(pidfds: Collection[int], seconds: float) -> set[int]:
+def _wait_for_end(pidfds: Collection[int], seconds: float) -> set[int]:
     """Waits up to ``seconds`` for processes to end, and returns those that are still running."""
     left, deadline_s = set(pidfds), time.monotonic() + seconds
     while left:

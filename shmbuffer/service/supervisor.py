@@ -246,7 +246,7 @@ class Supervisor:
         try:
             while True:
                 self._start_due()
-                self._look_at_registry()
+                self._check_registry()
                 with self._changed:
                     if self._stopping and self._children.have_ended():
                         return
@@ -280,11 +280,11 @@ class Supervisor:
         """Reaps and reports a spawned process that has ended, and schedules its restart."""
         entries = [client for client in self._clients() if client.pid == child.pid]
         where = self._scratch_dir, child.file
-        words = self._asked(lambda: roster.read_exit(*where), roster.ExitRecord())
+        words = self._try(lambda: roster.last_words(*where), roster.ExitRecord())
         with self._changed:  # `join` must not return before a restart is scheduled
             code = child.collect(words)
             self._reported.update(map(_key, entries))
-            self._asked(self._engine.seat.reap_dead, 0)
+            self._try(self._engine.seat.reap_dead, 0)
             being_stopped = self._is_being_stopped()
             has_died = code != 0 and not self._stopping
             has_died = has_died and not (being_stopped and code in ON_SIGTERM)
@@ -292,9 +292,9 @@ class Supervisor:
             again = again and code not in ASKED_TO_END and not being_stopped
             if has_died and not again:
                 dead = roster.Dead(child.name, code, words.error)
-                child.file = self._asked(lambda: roster.record_death(*where, dead), child.file)
+                child.file = self._try(lambda: roster.record_death(*where, dead), child.file)
             elif not again:  # a restarted process needs the file until it has a new one
-                self._asked(lambda: roster.remove_file(*where), None)
+                self._try(lambda: roster.remove_file(*where), None)
             if again:
                 child.due_s = time.monotonic() + child.pause_s()
             if has_died:
@@ -331,11 +331,11 @@ class Supervisor:
 
     # ---- the other clients ----
 
-    def _look_at_registry(self) -> None:
+    def _check_registry(self) -> None:
         """Reaps dead clients, reports those that were not spawned here, and records the history."""
         if self._engine.pages.prefault:
-            self._asked(self._engine.ring, None)  # opening the ring starts the allocation of pages
-        self._asked(self._engine.seat.require_linked, None)
+            self._try(self._engine.ring, None)  # opening the ring starts the allocation of pages
+        self._try(self._engine.seat.require_linked, None)
         clients = self._clients()
         with self._changed:
             names = {child.pid: child.name for child in self._children.all}
@@ -343,7 +343,7 @@ class Supervisor:
         present = {_key(client): client for client in clients}
         dead = {key: client for key, client in present.items() if not client.alive}
         if dead:
-            self._asked(self._engine.seat.reap_dead, 0)
+            self._try(self._engine.seat.reap_dead, 0)
         news = {dead[key].pid: dead[key].role for key in dead.keys() - self._reported}
         with self._changed:
             for pid in news.keys() - ours:
@@ -353,18 +353,18 @@ class Supervisor:
         self._reported = (self._reported | dead.keys()) & present.keys()
         if self._writeback is not None:
             here = {client.pid for client in clients if client.state in _HERE}
-            self._asked(functools.partial(self._writeback.check, here), None)
-        self._asked(lambda: self._historian.record(clients, self.deaths, names), None)
+            self._try(functools.partial(self._writeback.check, here), None)
+        self._try(lambda: self._historian.record(clients, self.deaths, names), None)
 
     def _clients(self) -> list[Client]:
         """Returns the clients in the registry, or no clients if the registry cannot be read."""
-        return self._asked(self._engine.clients, [])
+        return self._try(self._engine.clients, [])
 
     def _is_being_stopped(self) -> bool:
         """True if `shmbuffer stop` is running for this directory."""
-        return self._asked(lambda: is_being_stopped(self._scratch_dir), False)
+        return self._try(lambda: is_being_stopped(self._scratch_dir), False)
 
-    def _asked(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+    def _try(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         """Returns the result of a function, or a default if the function raises an error.
 
         The error is logged once, so that the watcher thread continues without the buffer.

@@ -332,7 +332,7 @@ def test_without_room_for_it_the_buffer_works_and_it_is_said_once(
         wait_until(lambda: "stopped recording the history" in caplog.text)
         with Engine.open(scratch_dir, None) as engine:
             items.write(engine, [1])
-            coordinator._supervisor._look_at_registry()
+            coordinator._supervisor._check_registry()
         assert coordinator.stats()["size"] == 1
     assert caplog.text.count("stopped recording the history") == 1
     assert "are free" in caplog.text
