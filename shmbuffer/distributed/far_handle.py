@@ -119,7 +119,7 @@ class Handle:
             return self._near
 
     def _follow(self, offer: Address) -> None:
-        """Replaces the direct path by one to the given address of the owner."""
+        """Opens the buffer at the given address, and uses it as the direct path from now on."""
         before, self._near = self._near, None
         try:
             self._near = approach(offer, before)

@@ -199,7 +199,7 @@ def wait_for_start(where: str, answers: Mapping[str, Any], limit_s: float = math
 
 
 def end_keepers(keepers: Collection[Any]) -> list[Bytes]:
-    """Asks keepers to close their buffers, kills the keepers, and returns the answers received."""
+    """Makes keepers close their buffers, kills the keepers, and returns the answers received."""
     ray = require_ray()
     if not keepers or not ray.is_initialized():
         return []

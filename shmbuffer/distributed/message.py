@@ -30,7 +30,7 @@ _BYTES = np.dtype("<u8").itemsize
 
 
 def pack(value: Any) -> Bytes:
-    """Packs a value into a message and returns the message, uint8 ``[bytes]``."""
+    """Packs a value into a message, and returns the message, uint8 ``[bytes]``."""
     try:
         data, parts = _pickled(_ByName, value)
     except Exception:  # the receiver cannot import one of the classes or functions by name
@@ -83,7 +83,7 @@ def _reduced(part: torch.Tensor) -> Any:
 
 
 class _ByName(pickle.Pickler):
-    """Pickles classes and functions by name, which takes half as long as `_by_value`."""
+    """Pickler that stores classes and functions by name, in half the time of `_by_value`."""
 
     dispatch_table = ChainMap({torch.Tensor: _reduced}, copyreg.dispatch_table)  # type: ignore[arg-type]  # noqa: RUF012
 

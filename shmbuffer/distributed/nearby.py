@@ -136,7 +136,7 @@ class LocalHandle:
         return self._control.sequences == self._sequences or self.news() is None
 
     def news(self) -> str | None:
-        """Returns the mark in the directory, or None if it has not changed."""
+        """Returns the mark in the directory if it has changed, otherwise None."""
         sequences = self._control.sequences
         mark = str(self._control.superblock().settings["extra"].get(MARK, ""))
         if mark != self.offer.mark:
@@ -198,7 +198,7 @@ def engine_of(buffer: ReplayBuffer) -> Engine:
 
 
 def _require_same(offer: Address) -> None:
-    """Raises Unreachable unless the address's path is the owner's directory in this process too."""
+    """Raises Unreachable unless the address's path leads this process to the owner's files."""
     assert offer.path is not None
     if not Path(offer.path).is_dir():
         raise Unreachable(f"its directory {offer.path} is not visible to this process")
@@ -213,7 +213,7 @@ def _require_same(offer: Address) -> None:
 
 
 def _reasons_for_owner(buffer: ReplayBuffer) -> dict[str, str]:
-    """Returns the groups of `GROUPS` that need the owner despite shared memory, with reasons."""
+    """Returns the groups of calls that the owner must make, each with the reason."""
     storage, sampler, writer = buffer.storage, buffer.sampler, buffer.writer
     refused: dict[str, str] = {}
 

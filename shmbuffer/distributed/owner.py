@@ -117,7 +117,7 @@ class Owner:
         return Itself if inspect.ismethod(value) else value
 
     def put(self, name: str, value: Any) -> None:
-        """Sets an attribute of the buffer."""
+        """Sets an attribute of the buffer, and announces a changed configuration."""
         setattr(self.buffer, name, value)
         self.announce()
 

@@ -115,7 +115,7 @@ def _owner_of(buffer: Any) -> Owner:
 
 
 def _client_of(rref: Any) -> RemoteClient:
-    """Returns this process's handle for calls with ``rref``. It is kept as long as ``rref``."""
+    """Returns this process's handle for calls with ``rref``, which is kept as long as ``rref``."""
     client = _clients.get(rref)
     if client is None:  # if two threads create a handle, both return the first one
         client = _clients.setdefault(rref, RemoteClient(rref, weak=True))

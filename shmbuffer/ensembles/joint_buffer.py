@@ -406,7 +406,7 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         """Returns items by index."""
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        """Raises RuntimeError, because items are changed through their own buffer."""
+        """Raises RuntimeError. Items must be changed in their own buffer instead."""
         raise RuntimeError(
             f"an assignment to {index!r} of an ensemble does not select a buffer; use "
             f"{self._one_buffer}[index] = data"

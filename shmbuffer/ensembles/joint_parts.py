@@ -287,18 +287,18 @@ class StorageEnsemble(JointPart, Storage):
         return index
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> NoReturn:
-        """Raises RuntimeError, because data are written to one of the storages."""
+        """Raises RuntimeError. Data must be written to one of the storages instead."""
         raise RuntimeError(
             "a StorageEnsemble cannot choose a storage for the data; write to one of its storages "
             "with ensemble[i].set(index, data)"
         )
 
     def add(self, data: Any) -> NoReturn:
-        """Raises RuntimeError, because data are written to one of the storages."""
+        """Raises RuntimeError. Data must be written to one of the storages instead."""
         self.set(0, data)
 
     def extend(self, data: Any) -> NoReturn:
-        """Raises RuntimeError, because data are written to one of the storages."""
+        """Raises RuntimeError. Data must be written to one of the storages instead."""
         self.set(0, data)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -380,11 +380,11 @@ class WriterEnsemble(JointPart, Writer):
             writer.register_storage(member)
 
     def add(self, data: Any) -> NoReturn:
-        """Raises RuntimeError, because data are written to one of the buffers."""
+        """Raises RuntimeError. Data must be written to one of the buffers instead."""
         raise RuntimeError(refusal("an item was given to the ensemble"))
 
     def extend(self, data: Any) -> NoReturn:
-        """Raises RuntimeError, because data are written to one of the buffers."""
+        """Raises RuntimeError. Data must be written to one of the buffers instead."""
         raise RuntimeError(refusal("a batch was given to the ensemble"))
 
     @property

@@ -310,7 +310,7 @@ def _add_info(data: Any, info: Any, lead: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _select_rows(value: torch.Tensor | None, rows: Any) -> torch.Tensor | None:
-    """Returns the values of some rows. One number for all rows, or None, is returned unchanged."""
+    """Selects rows of a value. One number for all rows, or None, is returned unchanged."""
     return value if value is None or value.dim() == 0 else value[rows]
 
 

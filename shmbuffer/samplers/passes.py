@@ -121,7 +121,7 @@ def draw_next(ring: Ring | None, now: Pass, count: int) -> PassDraw | None:
 
 
 def is_over(ring: Ring | None, now: Pass, count: int) -> bool:
-    """True if fewer than ``count`` items remain in a pass."""
+    """True if fewer than ``count`` items remain to be drawn in a pass."""
     assert now.order is not None
     if len(now.order) - now.at < count:
         return True

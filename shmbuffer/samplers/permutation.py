@@ -32,7 +32,7 @@ class Permutation:
     """The numbers below ``count`` in a random order. Immutable.
 
     Args:
-        count: number of numbers.
+        count: length of the order.
         key: 63-bit key that determines the order. None means ascending order.
 
     Cost: 30 ns per number, plus 50 µs for the first access.
@@ -49,7 +49,7 @@ class Permutation:
         return self.count
 
     def __getitem__(self, positions: slice) -> Ints:
-        """Returns the numbers at consecutive positions."""
+        """Returns the numbers at the positions in a slice, whose step must be 1."""
         first, end, _ = positions.indices(self.count)
         if self.key is None:
             return np.arange(first, max(first, end), dtype=np.int64)

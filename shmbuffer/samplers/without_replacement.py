@@ -174,7 +174,7 @@ class SamplerWithoutReplacement(Sampler):
         return count >= self._least(batch_size)
 
     def _least(self, wanted: int) -> int:
-        """Returns the minimum number of items that a batch of ``wanted`` items can have."""
+        """Returns the minimum size of a batch: ``wanted`` items with ``drop_last``, otherwise 1."""
         return max(1, wanted if self.drop_last else 1)
 
     def _has_changed(self, storage: Any, ring: Ring | None, now: Pass) -> bool:

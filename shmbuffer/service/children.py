@@ -42,7 +42,7 @@ NEVER = math.inf
 
 
 class Spawned:
-    """A process spawned by a coordinator. A restarted process replaces it in the same object."""
+    """A process that a coordinator has spawned. A restart replaces the process in this object."""
 
     _closing = ForkLock()  # protects the descriptor, whose number can be reused once it is closed
 
@@ -67,7 +67,7 @@ class Spawned:
         self.due_s = NEVER  # time of the next start, on the monotonic clock
 
     def begin(self) -> None:
-        """Starts the process, or starts it again. Stores an error in ``failure``."""
+        """Starts the process, or starts it again after its end. Stores an error in ``failure``."""
         self.due_s = NEVER
         self.restarts += self.pid != 0
         try:

@@ -219,7 +219,7 @@ class Coordinator:
 
     @property
     def deaths(self) -> list[Death]:
-        """Deaths of all clients since the start of this coordinator, including other programs."""
+        """Deaths of all clients since the start, including processes that were not spawned here."""
         return list(self._supervisor.deaths)
 
     @property

@@ -211,7 +211,12 @@ class Members:
                 self.lose_map()
 
     def _take(self, answer: tuple[dict[str, Any], list[str]], *, lives: bool = False) -> None:
-        """Records the result of `ShardMap.keepers`. New shards answer already if ``lives``."""
+        """Records the result of `ShardMap.keepers`.
+
+        Args:
+            answer: the result.
+            lives: True if the keepers of new shards are known to answer.
+        """
         keepers, absent = answer
         self._absent = [node for node in absent if node not in self._members]
         for node, keeper in keepers.items():

@@ -34,7 +34,7 @@ Answer = Piece | PendingPiece | None
 
 
 class StartedBatch(NamedTuple):
-    """A batch that has been begun."""
+    """A batch that was requested from the shards, but is not complete yet."""
 
     size: int  # number of items
     key: int  # key of the random number generator
@@ -248,7 +248,7 @@ class ShardBatches:
 
 
 def _learn(member: Member, piece: Piece | None) -> None:
-    """Records the state of a shard that arrived with a piece. None means that it is empty."""
+    """Records the state that a shard has sent with a piece, or that it is empty if None."""
     if piece is None:
         member.is_empty()
     else:

@@ -117,7 +117,7 @@ class ShardMap:
         return self._parts
 
     def flow(self, name: str, *args: Any) -> Any:
-        """Calls the method ``name`` of `FlowControl`."""
+        """Calls the method ``name`` of `FlowControl`, and returns its result."""
         return getattr(self._flow, name)(*args)
 
     def end(self) -> dict[str, Any]:

@@ -65,7 +65,10 @@ class Report(NamedTuple):
 
 
 class BankState(NamedTuple):
-    """The state from which the next bank continues. All keepers receive it before a quota."""
+    """The state from which the next bank continues.
+
+    A bank sends the state to all keepers before it grants a quota.
+    """
 
     bank: int  # number of the bank; a later bank has a higher number
     turn: int  # number of the state; a later state has a higher number
@@ -207,7 +210,7 @@ class Bank:
         self._samples = max(self.drawn, min(self._samples, self.drawn + granted + since))
 
     def _note_sides(self, reports: Mapping[str, Report], now: float) -> None:
-        """Records since when there are no writers, or no learners."""
+        """Records the time at which the last writer, or the last learner, was found to be gone."""
         sides = {
             "inserts": not reports or any(one.has_writers for one in reports.values()),
             "samples": bool(self.learners),

@@ -93,7 +93,7 @@ class Credits:
         return may
 
     def spend_more(self, count: int) -> None:
-        """Records items that are drawn again because a shard died. The quota can be exceeded."""
+        """Records items that are drawn again because a shard died, even beyond the quota."""
         self._spent += count
 
     def _refused(self, count: int, min_size: int, end: float | None) -> str:

@@ -80,7 +80,7 @@ class FlowControl:
     # -- requests --------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Stops the loop."""
+        """Ends the loop over the keepers."""
         self._ended.set()
 
     def rate(self) -> RateLimiter | None:
@@ -231,7 +231,7 @@ class FlowControl:
             self._ready.set()
 
     def _is_held(self) -> bool:
-        """True if the gate is closed."""
+        """True if the gate is closed, so that writers are paused."""
         return self._hold is not None and time.monotonic() < self._hold[1]
 
     def _round(self) -> dict[str, KeeperReply]:

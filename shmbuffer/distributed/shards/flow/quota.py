@@ -86,7 +86,7 @@ class Vault:
             self._wanted, self._wanted_at = int(native.needed), time.monotonic()
 
     def _order(self, engine: Engine, order: str | int) -> None:
-        """Carries out an order."""
+        """Carries out an order of the map in the ring of the shard."""
         quota = quota_of(engine.seat.control.runtime[0])
         if isinstance(order, int):
             if quota is None or quota[0] != order:
@@ -97,7 +97,7 @@ class Vault:
             engine.set_limiter(Quota(0 if quota is None else min(quota)))
 
     def _report(self, engine: Engine) -> Report:
-        """Returns a report on the shard."""
+        """Returns a report on the shard for the map."""
         ring, seat = engine.ring(), engine.seat
         if ring is None:
             runtime, entries, width = seat.control.runtime[0], seat.control.entries, 1
@@ -128,6 +128,6 @@ class Vault:
 
 
 def has_quota(buffer: ReplayBuffer) -> bool:
-    """True if writes to the shard wait for a quota."""
+    """True if the shard's ring has a quota, for which writes may have to wait."""
     engine: Any = getattr(buffer.storage, "open_engine", None)
     return engine is not None and quota_of(engine.seat.control.runtime[0]) is not None
