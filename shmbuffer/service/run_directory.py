@@ -97,7 +97,7 @@ class RunDirectory:
             kept = self.engine.limiter
             if limiter is None and kept is not None:
                 _log_limiter(self.path, kept)
-            elif limiter is not None and not limiter.says_the_same(kept):
+            elif limiter is not None and not limiter.has_same_limits(kept):
                 self.engine.set_limiter(limiter)
             self._undo = undo.pop_all()
 

@@ -280,7 +280,7 @@ class Supervisor:
         """Reaps and reports a spawned process that has ended, and schedules its restart."""
         entries = [client for client in self._clients() if client.pid == child.pid]
         where = self._scratch_dir, child.file
-        words = self._try(lambda: roster.last_words(*where), roster.ExitRecord())
+        words = self._try(lambda: roster.read_exit(*where), roster.ExitRecord())
         with self._changed:  # `join` must not return before a restart is scheduled
             code = child.collect(words)
             self._reported.update(map(_key, entries))
