@@ -1,10 +1,12 @@
-"""Processes that work, and die: chairs that are filled again, pauses to look, and who is to die.
+"""Starts the processes of a round, stops and kills them, and fills empty chairs again.
 
-Processes are forked from one that has loaded what they need, and told by a word of shared memory to
-stand still. A process that ends by itself, or does not come to a stand, has failed.
+Every process is forked from a process that has already imported what it needs. A word in shared
+memory tells all processes to stand still. A process that ends without being told to, or that does
+not stand still in time, has failed.
 
-Each chair has a process group of its own: what its process has forked may outlive it there for some
-calls, as a child of ours, and is waited for. Some chairs are in containers (containers.py).
+Each chair has its own process group. Processes that were forked by the process of a chair may
+outlive it for a few calls. They then become children of the campaign, which waits for them. Some
+chairs are in containers (containers.py).
 """
 
 from __future__ import annotations
@@ -33,30 +35,33 @@ from tests.torture.containers import adopt_orphans, contained
 from tests.torture.history import Log
 from tests.torture.items import CHILDREN, LIVES, THREADS, who_of
 
-#: How long a survivor may take to its next pause; it says where everybody is, and fails.
+#: Longest time until a survivor's next pause. After that it prints all stacks, and the round fails.
 PATIENCE_S = 60.0
 LOOK_S = 0.5
 STACKS_S = 10.0
-#: One who tells where it is writes on within this time.
+#: Longest time in which a process writes its stack.
 STACK_S = 0.1
-#: Between two looks of a stopped process whether it may go on.
+#: Interval at which a process that stands still checks whether it may go on.
 STANDING_S = 0.001
 
-#: What may come before there is a handler; the first of a pid namespace would not see it.
+#: Signals that may arrive before their handlers are installed. They are blocked until then, because
+#: the first process of a pid namespace would not receive them.
 STARTING = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass(frozen=True)
 class Actor:
-    """What a process is given.
+    """Account, random numbers and controls that a process of the round is given.
 
     Attributes:
-        who: its number; of its items and priorities too.
-        log: its account.
-        rng: its own draws.
-        goes_on: asked between two calls; stands still in there while others look.
-        beside: the account of a second thread.
-        child: forks what it is given, with an account and draws of its own; the pid.
+        who: the number of this process, which its items and priorities contain as well.
+        log: the log to which it writes its account.
+        rng: its own random number generator.
+        goes_on: called between two calls of the library. It blocks while the process has to stand
+            still.
+        beside: returns the account of a second thread.
+        child: forks a process that runs a function with an account and a random number generator
+            of its own, and returns the pid of that process.
     """
 
     who: int
@@ -75,11 +80,12 @@ class Chair:
     """A place for one process.
 
     Attributes:
-        number, role: which, and of what kind.
-        container: the boot id that it sees in namespaces of its own; None: it has ours.
-        life: how often it was filled.
-        pid: of its process; 0: it is empty.
-        told: of so many of its forked children it is told that they are dead.
+        number, role: the number of the chair and the role of its process.
+        container: the boot id that the process sees in its own namespaces, or None if it is not in
+            a container.
+        life: how many times the chair has been filled.
+        pid: the pid of its process, or 0 if the chair is empty.
+        told: number of its forked children whose death has been written to the logs.
     """
 
     number: int
@@ -95,15 +101,15 @@ class Chair:
 
 
 class Arena:
-    """The processes of one round.
+    """Starts, stops and kills the processes of one round.
 
     Args:
         logs: folder of the histories.
-        roles: name -> what a process of it does.
+        roles: maps the name of a role to the function that a process with this role runs.
         chairs: the role of each chair.
-        seed: of what processes draw.
-        pace_s: how long a process rests between two calls.
-        containers: which chairs are in containers, by number, and the boot id that each sees.
+        seed: seed of the random numbers of all processes.
+        pace_s: how long a process rests between two calls, in seconds.
+        containers: maps the number of each chair in a container to the boot id that it sees.
     """
 
     def __init__(
@@ -144,7 +150,8 @@ class Arena:
     ) -> None:
         self._orphans += [(chair.pid, chair) for chair in self.chairs if chair.pid]
         while self._orphans:
-            with contextlib.suppress(AssertionError):  # there is an error already, or nobody asked
+            # another error is already being raised, or no caller asked for the outcome
+            with contextlib.suppress(AssertionError):
                 self.end_orphans()
         adopt_orphans(False)
         faulthandler.unregister(signal.SIGUSR2)
@@ -154,10 +161,10 @@ class Arena:
             os.close(descriptor)
         self._turn.close()
 
-    # Filling chairs.
+    # Starting processes
 
     def fill(self) -> None:
-        """Starts a process in each chair that is empty."""
+        """Starts a process in each empty chair."""
         self._reap_orphans()
         for chair in self.chairs:
             if not chair.pid:
@@ -167,13 +174,15 @@ class Arena:
 
     def _start(self, chair: Chair) -> int:
         body = partial(self._act, chair)
-        signal.pthread_sigmask(signal.SIG_BLOCK, STARTING)  # until `_act` has its handlers
+        # until `_act` has installed its handlers
+        signal.pthread_sigmask(signal.SIG_BLOCK, STARTING)
         try:
             if chair.container is not None:
                 own_proc = bool((self.seed + chair.who) & 1)
                 return contained(_leaves(body), chair.container, own_proc=own_proc)
             pid = forked(body)
-            with contextlib.suppress(OSError):  # it may have done so itself, or be dead
+            # the process may have done it itself, or may be dead
+            with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             return pid
         finally:
@@ -183,9 +192,11 @@ class Arena:
         if chair.container is None:
             os.setpgid(0, 0)
         interrupts.expect()
-        os.close(self._stands[0])  # so that it shows when the campaign is dead
+        # otherwise the end of file would not show that the campaign is dead
+        os.close(self._stands[0])
         rng = np.random.default_rng([self.seed, chair.who])
-        if rng.random() < 0.5 or chair.container is not None:  # which the first of all pids needs
+        # the first process of a pid namespace needs handlers
+        if rng.random() < 0.5 or chair.container is not None:
             signal.signal(signal.SIGTERM, self._leave)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STARTING)
         log = Log(self.logs, chair.number, chair.who)
@@ -197,13 +208,13 @@ class Arena:
             self._acting = False
 
     def _beside(self, chair: Chair) -> Actor:
-        """It never stands still: the first thread holds it between two calls."""
+        """Returns the account of a second thread, which the first thread stops between calls."""
         number = chair.number + THREADS
         who = who_of(number, chair.life)
         return self._another(str(number), who, lambda: True)
 
     def _child(self, chair: Chair, body: Callable[[Actor], None]) -> int:
-        """It never stands still either: it ends when others look."""
+        """Forks a child of a chair's process. It never stands still, but ends if the others do."""
         number = self._children(chair) + 1
         assert number < LIVES
         struct.pack_into("<q", self._turn, 8 * chair.number, number)
@@ -220,11 +231,11 @@ class Arena:
         return Actor(who, log, rng, goes_on, _nothing_more, _nothing_more)
 
     def _children(self, chair: Chair) -> int:
-        """How many processes the lives of a chair have forked."""
+        """Counts the processes that were forked in all lives of a chair."""
         return int(struct.unpack_from("<q", self._turn, 8 * chair.number)[0])
 
     def _leave(self, number: int, frame: object) -> None:
-        self._leaving = True  # for the case that the exception is lost in a finaliser
+        self._leaving = True  # in case a finaliser loses the exception
         if self._acting:
             sys.exit(0)
 
@@ -240,16 +251,16 @@ class Arena:
         return not self._leaving
 
     def _leave_the_dead(self) -> None:
-        """Ends this process if nobody reads any more who stands: the campaign is gone."""
+        """Ends this process if the campaign, which reads the other end of the pipe, is dead."""
         poll = select.poll()
         poll.register(self._stands[1], 0)
         if poll.poll(0):
             os._exit(0)
 
-    # RateStatus still.
+    # Standing still
 
     def still(self) -> None:
-        """Everybody comes to a stand between two calls."""
+        """Makes every process stand still between two calls."""
         self._next_turn()
         deadline = time.monotonic() + PATIENCE_S
         standing = 0
@@ -267,15 +278,15 @@ class Arena:
                 raise AssertionError(f"H10: somebody hangs\n{self._stacks_of_all()}")
 
     def go(self) -> None:
-        """And goes on."""
+        """Lets every process go on."""
         self._next_turn()
 
     def _next_turn(self) -> None:
-        """Odd: everybody stands. What a process has seen of it dies with the process."""
+        """Increases the counter. All processes stand still while it is odd."""
         self._turn[0] = (self._turn[0] + 1) % 256
 
     def _ended(self) -> list[str]:
-        """Processes that ended by themselves."""
+        """Describes the processes that ended without being told to."""
         ended = []
         for chair in self.chairs:
             pid, status = os.waitpid(chair.pid, os.WNOHANG)
@@ -287,27 +298,27 @@ class Arena:
         return ended
 
     def _stacks_of_all(self) -> str:
-        """One group after the other: what two write at once cannot be read."""
+        """Returns the stacks of all processes, one group at a time so that they do not mix."""
         path, deadline = self.logs / "stacks", time.monotonic() + STACKS_S
         for group in [chair.pid for chair in self.chairs] + [pid for pid, _ in self._orphans]:
             before = size = path.stat().st_size
             os.killpg(group, signal.SIGUSR2)
-            while time.monotonic() < deadline:  # one that is stopped tells nothing
+            while time.monotonic() < deadline:  # a stopped process writes no stack
                 time.sleep(STACK_S)
                 if before < size == path.stat().st_size:
                     break
                 size = path.stat().st_size
         return path.read_text()
 
-    # Dying.
+    # Killing processes
 
     def kill(self, chairs: list[Chair], number: int = signal.SIGKILL, *, whole: bool = True) -> int:
-        """Sends a signal that ends them, and waits; returns how many died of it.
+        """Kills the processes of some chairs, waits, and returns how many died of the signal.
 
         Args:
-            chairs: whose.
-            number: the signal.
-            whole: kill what they have forked, too; else it goes on without them.
+            chairs: the chairs whose processes are killed.
+            number: the signal that is sent.
+            whole: also kill the processes that they have forked. Otherwise those go on alone.
         """
         for chair in chairs:
             if whole and number == signal.SIGKILL:
@@ -327,7 +338,7 @@ class Arena:
         return died
 
     def _reap_orphans(self) -> bool:
-        """Waits for nobody; whether some are left."""
+        """Reaps dead orphans without waiting; returns True if any orphan is left."""
         for group, chair in list(self._orphans):
             if self._reap_group(group):
                 continue
@@ -339,7 +350,7 @@ class Arena:
         return bool(self._orphans)
 
     def _reap_group(self, group: int) -> bool:
-        """Whether somebody in it is alive."""
+        """Reaps the dead processes of a group; returns True if a process of the group is alive."""
         while True:
             try:
                 pid, status = os.waitpid(-group, os.WNOHANG)
@@ -351,7 +362,7 @@ class Arena:
             assert code in (0, -signal.SIGKILL), f"a forked child ended by itself with {code}"
 
     def end_orphans(self) -> None:
-        """Kills what the dead have forked, and waits for it."""
+        """Kills the orphans that dead processes have forked, and waits until they have ended."""
         while self._reap_orphans():
             for group, _ in self._orphans:
                 with contextlib.suppress(ProcessLookupError):
@@ -359,18 +370,18 @@ class Arena:
             time.sleep(STANDING_S)
 
     def interrupt(self, chair: Chair) -> None:
-        """Sends SIGINT; it goes on."""
+        """Sends SIGINT to the process of a chair, which then goes on."""
         os.kill(chair.pid, signal.SIGINT)
 
     def stop(self, chair: Chair, seconds: float) -> None:
-        """Stops a process for some time."""
+        """Stops the process of a chair for some seconds."""
         os.kill(chair.pid, signal.SIGSTOP)
         time.sleep(seconds)
         os.kill(chair.pid, signal.SIGCONT)
 
 
 def forked(body: Callable[[], object]) -> int:
-    """`fork`, of a body that may also end with SystemExit: that is no failure."""
+    """Forks a process that runs ``body``. Ending with SystemExit is not a failure."""
     return fork(_leaves(body))
 
 
@@ -383,5 +394,5 @@ def _leaves(body: Callable[[], object]) -> Callable[[], None]:
 
 
 def _nothing_more(*given: object) -> Any:
-    """Of an account beside another: it has none beside it, and no children."""
+    """Raises an error, because the account of a second thread has no thread or child of its own."""
     raise NotImplementedError

@@ -1,10 +1,10 @@
-"""The command line of a campaign: work for some time, tell figures, and how to repeat a failure.
+"""The command line of a campaign, which runs for some time, prints figures and repeats failures.
 
     python -m tests.torture.kills --seconds 60 --seed 1
 
-A campaign is a function in a module of its own. It begins with the case of the seed that it was
-given and goes on with seeds that follow from it, so that the seed of any case, given on the command
-line, repeats that case first.
+A campaign is a function in its own module. It begins with the case of the given seed and goes on
+with seeds that are derived from it. If the seed of a failed case is given on the command line, the
+campaign therefore begins with that case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MASK = 2**64 - 1
 
 
 def following(seed: int) -> int:
-    """The seed after this one (a step of splitmix64), below 2^48 so that it is easy to copy."""
+    """Returns the seed after this one (a step of splitmix64), below 2^48 so that it is short."""
     mixed = (seed + 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
@@ -32,7 +32,7 @@ def following(seed: int) -> int:
 
 
 def seeds(seed: int, seconds: float) -> Iterator[int]:
-    """Yield the seed, and then those that follow from it until the time is over."""
+    """Yields the given seed and then derived seeds until the time is over."""
     end = time.monotonic() + seconds
     yield seed
     while time.monotonic() < end:
@@ -42,7 +42,7 @@ def seeds(seed: int, seconds: float) -> Iterator[int]:
 
 @contextmanager
 def repeatable(module: str, seed: int) -> Iterator[None]:
-    """Add the seed, and the command that repeats it, to any failure in the block."""
+    """Adds the seed and the command that repeats it to any failure in the block."""
     try:
         yield
     except AssertionError as error:
@@ -51,13 +51,13 @@ def repeatable(module: str, seed: int) -> Iterator[None]:
 
 
 def added(total: Figures, more: Figures) -> None:
-    """Add figures to figures, name by name."""
+    """Adds the figures of a case to the total, name by name."""
     for name, figure in more.items():
         total[name] = total.get(name, 0) + figure
 
 
 def main(campaign: Campaign, arguments: list[str] | None = None) -> int:
-    """Run a campaign alone: progress on stderr, figures as one line of JSON on stdout."""
+    """Runs one campaign, with progress on stderr and the figures as one line of JSON on stdout."""
     parser = argparse.ArgumentParser(description=(sys.modules[campaign.__module__].__doc__ or ""))
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)

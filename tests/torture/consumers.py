@@ -1,11 +1,12 @@
-"""Random kills of learners that consume: each item is done so often for each consumer, not oftener.
+"""Kills learners at random and checks how often each item is done for each consumer.
 
     python -m tests.torture.consumers --seconds 60 --seed 1
 
-A round is one directory with two consumers, one of which wants each item more than once. Learners
-come late, take under short leases and without an end, acknowledge at once, late, twice or never,
-give back, and are killed. At the end, with nobody left, what is there is taken and acknowledged;
-then the accounts of all are compared (deliveries.py).
+A round is one directory with two consumers, one of which needs several acknowledgements of each
+item. Learners join late, take items with short leases or without a time limit, and acknowledge them
+at once, late, twice or never. They also return items, and they are killed. When all processes have
+ended, the campaign takes and acknowledges the items that are left, and compares the accounts of all
+learners (deliveries.py).
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ KILLS = 120
 CHAIRS = ["writer", "writer", "learner", "learner", "learner", "learner", "coordinator"]
 NAMES = ("a", "b")
 LEASES_S = (0.002, 0.03, math.inf)
-#: How long a call waits for the others, who may stand still.
+#: How long a call waits for other processes, which may be standing still.
 WAITS_S = 0.02
 NOT_NOW = (EmptyBufferError, LockTimeout, RateLimitTimeout)
 
 
 def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
-    """One directory, about so many kills; what was checked."""
+    """Plays a round in one directory with about ``kills`` kills; returns what was checked."""
     rng = np.random.default_rng(seed)
     record_bytes = 2**15 if rng.random() < 0.5 else 0
     plan = Plan(int(rng.integers(16, 200)), 40, 8, record_bytes, 2, 4, 0.5)
@@ -60,7 +61,7 @@ def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
     figures: Figures = {"rounds": 1, "kills": 0, "recoveries": 0}
 
     def finish() -> Figures:
-        """With nobody left."""
+        """Takes what is left, after all processes have ended."""
         last = items.who_of(len(CHAIRS) + 1, 1)
         with Engine.open(path, None) as engine, Account(arena.logs, len(CHAIRS) + 1, last) as own:
             settle(engine)
@@ -92,12 +93,12 @@ def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
 
 
 def opened(ring: Ring, times: tuple[int, ...]) -> list[Consumer]:
-    """The consumers of a round."""
+    """Opens the consumers of a round."""
     return [ring.consumers.open(name, times=n) for name, n in zip(NAMES, times, strict=True)]
 
 
 def write_on(actor: Actor, path: Path, plan: Plan) -> None:
-    """Writes, and gives up where consumers are behind."""
+    """Writes batches, and gives up a batch if consumers are behind."""
     first = 0
     with Engine.open(path, None, role="collector") as engine:
         ring = engine.ring()
@@ -116,8 +117,8 @@ def write_on(actor: Actor, path: Path, plan: Plan) -> None:
 
 
 def learn_on(actor: Actor, path: Path, plan: Plan, times: tuple[int, ...]) -> None:
-    """Takes; what it does with it is chance."""
-    time.sleep(pause_of(actor.rng, 0.1))  # late
+    """Takes items, and acknowledges, returns or keeps them at random."""
+    time.sleep(pause_of(actor.rng, 0.1))  # some learners start late
     kept: list[tuple[int, Consumer, LeasedItems]] = []
     chair = actor.who // items.LIVES
     with (
@@ -132,7 +133,7 @@ def learn_on(actor: Actor, path: Path, plan: Plan, times: tuple[int, ...]) -> No
             lease_s = float(actor.rng.choice(LEASES_S))
             taken = take(own, number, consumers[number], int(actor.rng.integers(1, 9)), lease_s)
             if taken is not None and lease_s == math.inf and actor.rng.random() < 0.3:
-                there = read(ring, plan)  # nobody writes over it
+                there = read(ring, plan)  # no process overwrites a leased item
                 own.keys(number, taken, [there[slot] for slot in taken.slots.tolist()])
             if taken is not None:
                 kept.append((number, consumers[number], taken))
@@ -144,7 +145,7 @@ def learn_on(actor: Actor, path: Path, plan: Plan, times: tuple[int, ...]) -> No
 def take(
     own: Account, number: int, consumer: Consumer, count: int, lease_s: float
 ) -> LeasedItems | None:
-    """Some items, noted; None: there are none now."""
+    """Takes some items and notes them in the account; returns None if there are none at present."""
     began = time.monotonic_ns()
     try:
         with deadline.limit_waits(WAITS_S):
@@ -158,7 +159,7 @@ def take(
 def dispose(
     actor: Actor, own: Account, number: int, consumer: Consumer, taken: LeasedItems
 ) -> None:
-    """Acknowledges, perhaps a part of it, perhaps too late; gives the rest back, or not."""
+    """Acknowledges all or some of the items, perhaps too late, and returns or keeps the others."""
     chance = actor.rng.random()
     if chance < 0.2:
         time.sleep(pause_of(actor.rng, 0.05))
@@ -172,9 +173,10 @@ def dispose(
 
 
 def acknowledge(own: Account, number: int, consumer: Consumer, taken: LeasedItems) -> None:
-    """All at once; where some are refused, one by one, to know which: twice is as once.
+    """Acknowledges all items in one call; if any is refused, again one by one to learn which.
 
-    But for items that were written over or given again in between: nobody knows of those.
+    A second acknowledgement of an item counts as the first one. Items that were overwritten or
+    delivered again between the two calls are the exception, because their outcome is unknown.
     """
     own.acknowledging(number, taken)
     done = consumer.ack(taken.lease, taken.slots, taken.tickets)
@@ -194,7 +196,7 @@ def acknowledge(own: Account, number: int, consumer: Consumer, taken: LeasedItem
 
 
 def drain(own: Account, number: int, consumer: Consumer) -> None:
-    """All that is left; its holders are dead."""
+    """Takes and acknowledges all remaining items, whose holders are dead."""
     while True:
         taken = take(own, number, consumer, 64, math.inf)
         if taken is None:
@@ -203,7 +205,7 @@ def drain(own: Account, number: int, consumer: Consumer) -> None:
 
 
 def campaign(seconds: float, seed: int, say: Say) -> Figures:
-    """Rounds for about ``seconds``, and at least one."""
+    """Plays rounds for about ``seconds`` seconds, and at least one."""
     return rounds(__spec__.name, round_of_kills, seconds, seed, say)
 
 

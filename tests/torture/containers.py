@@ -1,6 +1,6 @@
-"""Processes in pid and mount namespaces of their own, which see another boot id, as containers do.
+"""Runs processes in their own pid and mount namespaces with another boot id, as containers do.
 
-The process that is started is the first of its namespace: all its children die with it.
+The process that is started is the first process of its namespace, so all its children die with it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def adopt_orphans(yes: bool) -> None:
-    """An orphan below this process becomes its child (PR_SET_CHILD_SUBREAPER)."""
+    """Makes orphans below this process its children (PR_SET_CHILD_SUBREAPER), or stops doing so."""
     _require(_libc.prctl(_ADOPT_ORPHANS, int(yes), 0, 0, 0))
 
 
 def contained(body: Callable[[], None], boot_id: Path, *, own_proc: bool) -> int:
-    """Forks ``body`` into namespaces of its own; it becomes a child of this process.
+    """Forks a process that runs ``body`` in its own namespaces and becomes a child of this process.
 
     Args:
-        body: what it does.
-        boot_id: a file, what it sees as the boot id.
-        own_proc: whether /proc shows it its own namespace; else that of this process.
+        body: the function that the process runs.
+        boot_id: the file that it sees in place of the boot id.
+        own_proc: mount a /proc of its own namespace. Otherwise it sees the /proc of this process.
 
     Returns:
-        Its pid in the namespace of this process, which has to `adopt_orphans`.
+        Its pid in the namespace of this process, which has to call `adopt_orphans` before.
     """
 
     def first() -> None:
@@ -60,7 +60,7 @@ def contained(body: Callable[[], None], boot_id: Path, *, own_proc: bool) -> int
 
 @cache
 def are_possible(boot_id: Path) -> bool:
-    """Whether this process may make such namespaces: it needs root, or as much."""
+    """True if this process may create such namespaces, which needs root or CAP_SYS_ADMIN."""
 
     def tries() -> None:
         try:
@@ -72,7 +72,7 @@ def are_possible(boot_id: Path) -> bool:
 
 
 def _leave_namespaces(boot_id: Path) -> None:
-    """For the children of this process new pids; for itself new mounts."""
+    """Creates a pid namespace for children of this process, and a mount namespace for itself."""
     _require(_libc.unshare(_NEW_MOUNTS | _NEW_PIDS))
     _mount(None, b"/", None, _PRIVATE)
     _mount(bytes(boot_id), BOOT_ID, None, _BIND)

@@ -1,4 +1,4 @@
-"""Copies of a directory, made beside running writers and put back over it when all are dead."""
+"""Copies a directory beside running writers and puts a copy back when all processes are dead."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from tests.torture.history import Log
 from tests.torture.image import COMMITTED, HEAD_AT
 
-#: What puts a copy, ``$0``, back over the files of a directory, ``$1``, or in its place. Without -I
-#: two copies of one second look the same to rsync.
+#: Commands that put a copy, ``$0``, back over the files of a directory, ``$1``, or in its place.
+#: Without -I, two copies made within one second look the same to rsync.
 WAYS = {
     "cp": 'cp -rT "$0" "$1"',
     "cp with times": 'cp -aT "$0" "$1"',
@@ -25,12 +25,12 @@ KEPT = 3
 
 
 class Copies:
-    """The copies of one round.
+    """The copies that are made in one round.
 
     Args:
-        path: the directory.
-        logs: of the histories; what was copied and put back is noted there.
-        capacity: slots.
+        path: the directory of the buffer.
+        logs: the folder of the histories, in which each copy and each return of a copy is noted.
+        capacity: number of slots.
     """
 
     def __init__(self, path: Path, logs: Path, capacity: int) -> None:
@@ -42,7 +42,7 @@ class Copies:
         self._put_back: tuple[int, int] | None = None
 
     def make(self) -> bool:
-        """One more, while others write; False if they removed a file under it."""
+        """Makes a copy while others write; returns False if a file was removed during the copy."""
         self._made += 1
         began = time.monotonic_ns()
         copied = subprocess.run(
@@ -60,7 +60,7 @@ class Copies:
         return True
 
     def _oldest(self) -> int:
-        """The oldest ticket that is there still: nothing from it on was touched before."""
+        """Returns the oldest ticket that is present; no later ticket has been overwritten yet."""
         private = self.path / ".shmbuffer"
         head = int(np.fromfile(private / "control", "<u8", 1, offset=HEAD_AT)[0])
         words = np.fromfile(private / "slots", "<u8", self.capacity)
@@ -68,7 +68,10 @@ class Copies:
         return int(tickets[tickets >= head - self.capacity].min(initial=2**62))
 
     def put_back(self, rng: np.random.Generator) -> bool:
-        """One of them, in one of the ways; nobody is alive. False if there is none yet."""
+        """Puts back a random copy in a random way; returns False if there is no copy yet.
+
+        All processes are dead.
+        """
         if not self._there:
             return False
         number = self._there[int(rng.integers(len(self._there)))]
@@ -78,14 +81,14 @@ class Copies:
         return True
 
     def recovered(self, head: int, write_count: int) -> None:
-        """Notes what a recovery made of it, once."""
+        """Notes the counters that the first recovery after a copy was put back has found."""
         if self._put_back is not None:
             number, began = self._put_back
             with Log(self._logs, 0, 0) as log:
                 log.restored(number, began, head, write_count)
 
     def noted(self) -> None:
-        """Another process has noted it."""
+        """Forgets the copy that was put back, because another process has noted its recovery."""
         self._put_back = None
 
     def _name(self, number: int) -> Path:

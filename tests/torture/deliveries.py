@@ -1,13 +1,15 @@
-"""What was delivered to whom, by the learners' own accounts, and what of it cannot be.
+"""Compares the learners' accounts of deliveries and reports what must not happen.
 
-    D1  each written item is acknowledged as often as its consumer wants, for each consumer
-    D2  and not oftener: no more acknowledgements were applied, each under a lease of its own
-    D3  what is done is not delivered
-    D4  nobody has what another one has, who lives, and whose lease goes on
-    D5  what is under a lease is the item that was written, and stays
+The rules are::
 
-An account is noted as a history is (history.py), a row an item. An acknowledgement without an
-outcome may have been applied or not.
+    D1  each written item is acknowledged as often as each consumer requires
+    D2  no item is acknowledged more often, and each acknowledgement has a lease of its own
+    D3  an item that is done is not delivered
+    D4  no learner is given an item that a living learner holds under a lease that has not ended
+    D5  an item under a lease is the item that was written, and it stays in its slot
+
+An account is written in the same way as a history (history.py), with one row per item. An
+acknowledgement without an outcome may have been applied or not.
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ NEVER = 2**63 - 1
 
 
 class Kind(IntEnum):
-    """What a row says of an item."""
+    """The kind of a row in an account."""
 
     TOOK = 1
-    """It was given, between ``began`` and ``ended``, at least until ``until``."""
+    """The item was delivered between ``began`` and ``ended``; its lease ends at ``until``."""
     ACKING = 2
     ACKED = 3
-    """Applied."""
+    """The acknowledgement was applied."""
     LATE = 4
-    """Refused."""
+    """The acknowledgement was refused."""
     RETURNED = 5
-    """It is about to be given back."""
+    """The learner is about to return the item."""
     KEY = 6
-    """It was read: ``key``."""
+    """The learner has read the item and found ``key``."""
 
 
 class Account:
-    """What one learner says; closed with a ``with`` block, or with the process."""
+    """The account of one learner. A ``with`` block, or the end of the process, closes it."""
 
     def __init__(self, folder: Path, chair: int, who: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -66,7 +68,7 @@ class Account:
 
     @staticmethod
     def read(folder: Path) -> NDArray[Any]:
-        """All accounts of a folder."""
+        """Reads all accounts in a folder."""
         parts = [np.fromfile(path, ROW) for path in sorted(folder.glob("*.taken"))]
         return np.concatenate([*parts, np.empty(0, ROW)])
 
@@ -97,12 +99,12 @@ class Account:
 
 
 class Deliveries:
-    """The accounts of all, when all is over.
+    """Compares all accounts after all processes have ended.
 
     Args:
-        rows: `Account.read`.
-        batches: of the writers: `History.batches`.
-        times: how often each consumer wants each item.
+        rows: the result of `Account.read`.
+        batches: the batches of the writers, as in `History.batches`.
+        times: how often each consumer has to acknowledge each item.
     """
 
     def __init__(self, rows: NDArray[Any], batches: Any, times: tuple[int, ...]) -> None:
@@ -113,7 +115,7 @@ class Deliveries:
             if one["ticket"] >= 0
             for i in range(int(one["count"]))
         }
-        self.lived: dict[int, int] = defaultdict(int)  # so long at least
+        self.lived: dict[int, int] = defaultdict(int)  # how long each learner lived, at least
         for who, ended in zip(rows["who"].tolist(), rows["ended"].tolist(), strict=True):
             self.lived[who] = max(self.lived[who], ended)
         self.each: dict[tuple[int, int], list[Any]] = defaultdict(list)
@@ -121,7 +123,7 @@ class Deliveries:
             self.each[int(row["consumer"]), int(row["ticket"])].append(row)
 
     def violations(self) -> list[str]:
-        """In words; none, if all is as it has to be."""
+        """Describes each violation in words; the list is empty if there is none."""
         found = [
             f"D1: consumer {consumer} was never given {ticket}"
             for consumer in range(len(self.times))
@@ -160,7 +162,11 @@ class Deliveries:
         return found
 
     def _held_until(self, took: Any, rows: list[Any]) -> int:
-        """So long at least: to the end of its lease, to the holder's last word, or to its ack."""
+        """Returns how long a learner held an item, at least.
+
+        The time ends with the lease, with the last entry of the learner, or with its
+        acknowledgement.
+        """
         ends = [
             int(one["began"])
             for one in rows
@@ -169,7 +175,7 @@ class Deliveries:
         return min([int(took["until"]), self.lived[int(took["who"])], *ends])
 
     def figures(self) -> Figures:
-        """What was looked at."""
+        """Counts what was compared."""
         kinds = self.rows["kind"]
         takes = int(np.count_nonzero(kinds == Kind.TOOK))
         return {

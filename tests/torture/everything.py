@@ -1,10 +1,10 @@
-"""All campaigns in turn, for hours: who shares the time, and what came of it.
+"""Runs all campaigns in turn, for hours, and prints a table of their results.
 
     scripts/torture --hours 8 --seed 1 --report torture.md
 
-Each runs in a process of its own and gets an equal share of the time; the mutants, which come to an
-end, get two, and what they leave is for the others. One that fails is not gone on with, the others
-are; the end is a table of figures.
+Each campaign runs in its own process and gets an equal share of the time. The mutants get two
+shares. They end when all have been tried, and the others divide the time that is left. A campaign
+that fails is not continued, but the others are. The table shows the figures of all campaigns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CAMPAIGNS = (
 
 @dataclass(frozen=True)
 class Result:
-    """Of one campaign; ``failure`` is empty where nothing failed."""
+    """The result of one campaign. ``failure`` is empty if the campaign passed."""
 
     module: str
     seconds: float
@@ -55,7 +55,7 @@ class Result:
 
 
 def run(module: str, seconds: float, seed: int) -> Result:
-    """Run one campaign; its progress goes to stderr as it comes."""
+    """Runs one campaign, and passes its progress to stderr line by line."""
     command = [sys.executable, "-m", module, "--seconds", f"{seconds:.0f}", "--seed", str(seed)]
     began = time.monotonic()
     said = []
@@ -74,7 +74,7 @@ def run(module: str, seconds: float, seed: int) -> Result:
 
 
 def is_there(module: str) -> bool:
-    """Whether it can be imported; a package above it may be missing too."""
+    """True if the module can be imported. A package above it may be missing too."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -82,7 +82,7 @@ def is_there(module: str) -> bool:
 
 
 def table(results: list[Result], seed: int) -> str:
-    """The figures as Markdown, and what failed."""
+    """Formats the figures and the failures as Markdown."""
     lines = [
         f"Seed {seed}.",
         "",
@@ -104,7 +104,7 @@ def _number(figure: float) -> str:
 
 
 def chosen(only: list[str]) -> list[str]:
-    """The campaigns that are asked for; all, where none is. ``soak`` is ``tests.torture.soak``."""
+    """Returns the requested campaigns, or all. ``soak`` stands for ``tests.torture.soak``."""
     unknown = [name for name in only if not any(_is(name, module) for module in CAMPAIGNS)]
     if unknown:
         raise SystemExit(f"no campaign is called {unknown[0]}; there are: {', '.join(CAMPAIGNS)}")
@@ -117,7 +117,7 @@ def _is(name: str, module: str) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run them, print the table; 1 if one failed or is missing."""
+    """Runs the campaigns and prints the table; returns 1 if one of them failed or is missing."""
     parser = argparse.ArgumentParser(prog="scripts/torture", description=(__doc__ or ""))
     parser.add_argument("--hours", type=float, required=True, help="for all of them together")
     parser.add_argument("--seed", type=int, default=1, help="what all draws follow from")

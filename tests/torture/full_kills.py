@@ -1,11 +1,11 @@
-"""Random kills of processes that use the whole library, with torch, as a user's do.
+"""Random kills of processes that use the whole library with torch, as user programs do.
 
     python -m tests.torture.full_kills --seconds 60 --seed 1
 
-Collectors and learners come through `attach`, and there are a coordinator, one that forks while its
-other thread samples, and one that is interrupted, in saves and loads too. A case is a round for
-each storage: rows, compressed records, ragged records. The rules, and what happens, are those of
-tests/torture/kills.py.
+Collectors and learners join with `attach`. A round also has a coordinator, a process that forks
+while another of its threads samples, and a process that is interrupted, also in saves and loads. A
+case is one round for each storage: rows, compressed records and ragged records. The rules and the
+events are those of tests/torture/kills.py.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.torture.kills import containers_of, counted, fight, require_drawn_fro
 from tests.torture.mixed import visit
 from tests.torture.rules import violations
 
-#: Of each round.
+#: Number of kills in each round.
 KILLS = 34
 CHAIRS = ["writer", "writer", "learner", "coordinator", "forker", "visitor"]
 
 
 def case(folder: Path, seed: int) -> Figures:
-    """A round for each storage."""
+    """Plays one round for each storage."""
     figures: Figures = {}
     for storage in STORAGES:
         added(figures, round_of_kills(folder / storage, seed, storage))
@@ -43,7 +43,7 @@ def case(folder: Path, seed: int) -> Figures:
 
 
 def round_of_kills(folder: Path, seed: int, storage: str, *, kills: int = KILLS) -> Figures:
-    """One directory, about so many kills; what was checked."""
+    """Plays a round in one directory with about ``kills`` kills; returns what was checked."""
     folder.mkdir()
     path = folder / "buffer"
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def round_of_kills(folder: Path, seed: int, storage: str, *, kills: int = KILLS)
 
 
 def audit(path: Path, logs: Path, storage: str, copies: Copies, *, boots: int) -> Figures:
-    """By the buffer, by what is on disk, and one against the other."""
+    """Checks the contents by the buffer and by the files on disk, and compares the two."""
     with attach(path) as buffer:
         engine = buffer.storage.engine()
         settle(engine)
@@ -87,7 +87,7 @@ def audit(path: Path, logs: Path, storage: str, copies: Copies, *, boots: int) -
 
 
 def campaign(seconds: float, seed: int, say: Say) -> Figures:
-    """Cases for about ``seconds``, and at least one."""
+    """Plays cases for about ``seconds`` seconds, and at least one."""
     torch.set_num_threads(1)
     return rounds(__spec__.name, case, seconds, seed, say)
 

@@ -1,4 +1,4 @@
-"""What the processes of the full campaign do: the whole library, as a user has it, with torch."""
+"""Roles of the processes in the full campaign, which use the whole library with torch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from tests.torture.mixed import fork_beside
 CAPACITY = 512
 BATCH = 16
 ROWS = 16
-#: Of a row, and the names of the leaves in the order in which they are recorded.
+#: The leaves of a row with their sizes in bytes, in the order in which they are stored.
 LEAVES = {("a",): 16, ("b", "obs"): 100, ("c",): 5}
-#: Of a ragged item.
+#: Mean number of words in a ragged item.
 MEAN_WORDS = 12
 MAX_BYTES = 65536
-#: More than a record of these items takes, with all that is told of it.
+#: Upper limit for the size of a record of these items, with its header and metadata.
 ITEM_BYTES = 512
 STORAGES = ("LazyMemmapStorage", "CompressedListStorage", "LazyStackStorage")
 
 
 def made(path: Path, storage: str) -> ReplayBuffer:
-    """A new buffer in this directory."""
+    """Creates a new buffer in this directory."""
     where: dict[str, Any] = {"scratch_dir": path, "shared_init": True}
     kept: Any
     if storage == "LazyMemmapStorage":
@@ -57,7 +57,7 @@ def made(path: Path, storage: str) -> ReplayBuffer:
 
 
 def roles(path: Path, storage: str) -> dict[str, Role]:
-    """Of each kind of process, on this directory."""
+    """Returns the functions of all roles for this directory."""
 
     def attached(work: Callable[[Actor, Any, str], None], role: Any) -> Role:
         def body(actor: Actor) -> None:
@@ -76,7 +76,7 @@ def roles(path: Path, storage: str) -> dict[str, Role]:
 
 
 def batch_of(keys: items.Keys, storage: str) -> Any:
-    """Items of these keys, as a user would make them."""
+    """Makes the items with these keys in the form in which a user would write them."""
     raw = torch.from_numpy(items.priority(keys))
     if storage == "LazyStackStorage":
         return [
@@ -95,7 +95,7 @@ def _ragged(key: int) -> torch.Tensor:
 
 
 def keys_of(batch: Any, storage: str) -> items.Keys:
-    """Whose items these are; fails on one that is torn."""
+    """Returns the keys of the items in a batch; fails if an item is torn."""
     if storage == "LazyStackStorage":
         return np.array([_ragged_key(item) for item in batch.unbind(0)], np.uint64)
     rows = [np.ascontiguousarray(batch[name].numpy()) for name in LEAVES]
@@ -120,7 +120,7 @@ def collect(actor: Actor, buffer: Any, storage: str) -> None:
 
 
 def collect_once(actor: Actor, buffer: Any, storage: str, first: int) -> int:
-    """Writes a batch; the sequence number that follows it."""
+    """Writes one batch; returns the sequence number that follows it."""
     count = int(actor.rng.integers(1, BATCH + 1))
     batch = batch_of(items.keys_of(actor.who, first, count), storage)
     ring = buffer.storage.ring()
@@ -133,7 +133,8 @@ def collect_once(actor: Actor, buffer: Any, storage: str, first: int) -> int:
     else:
         slot = int(index[0])
         ticket = before + (slot - before) % CAPACITY
-        if ring.head - before < CAPACITY:  # else it may be of a later lap: no outcome
+        # otherwise the ticket may belong to a later lap, and the outcome is unknown
+        if ring.head - before < CAPACITY:
             actor.log.written(first, count, ticket)
     return first + count
 
@@ -146,7 +147,7 @@ def learn(actor: Actor, buffer: Any, storage: str) -> None:
 
 
 def learn_once(actor: Actor, buffer: Any, storage: str, first: int) -> int:
-    """Samples, and gives priorities back; the number of the next update."""
+    """Samples once and updates the priorities; returns the number of the next update."""
     began = time.monotonic_ns()
     try:
         batch = buffer.sample()
@@ -209,7 +210,7 @@ def look(actor: Actor, buffer: Any) -> None:
 
 
 def read(buffer: Any, storage: str) -> dict[int, int]:
-    """Slot -> key of every item, by indexing the buffer."""
+    """Reads every item by indexing the buffer; returns the key of each slot."""
     slots = buffer.storage.ring().live.committed()
     if not len(slots):
         return {}

@@ -1,4 +1,4 @@
-"""A process interrupted while it uses the whole library, saves and loads included."""
+"""A process that is interrupted while it uses the whole library, including saves and loads."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ VERBS = {
 
 
 class FullVisitor:
-    """A client that comes and goes.
+    """A client that joins the buffer and leaves it again.
 
     Args:
-        actor: its account.
-        path: the directory that all share; it saves that, and loads the save, beside it.
-        storage: of the round.
+        actor: the account of the process.
+        path: the directory that all processes share. The client saves it, and loads the save, in
+            directories beside it.
+        storage: the storage of the round.
     """
 
     def __init__(self, actor: Actor, path: Path, storage: str) -> None:
@@ -58,7 +59,7 @@ class FullVisitor:
         if verb in ("extend", "learn"):
             once = collect_once if verb == "extend" else learn_once
             before = self._number
-            self._number += 64  # nothing is numbered twice, whatever comes
+            self._number += 64  # after any interrupt, no number is used twice
             once(self.actor, buffer, self.storage, before)
             look(self.actor, buffer)
         elif verb == "flush":
@@ -71,7 +72,7 @@ class FullVisitor:
             self.drop()
 
     def _load(self) -> None:
-        """Into a buffer of its own, which an earlier life may have begun; it is removed."""
+        """Loads the save into another buffer, perhaps begun by an earlier life, and removes it."""
         if not self._save.exists():
             return
         with made(self._own, self.storage) as own:

@@ -1,12 +1,12 @@
-"""What processes did, by their own account: append-only logs, written with write(2) and never torn.
+"""Append-only logs in which processes note what they do. A write(2) to a log is never torn.
 
-    <chair>.calls     EVENT: invoke and ok of each write and update, and what was seen of the ring
+    <chair>.calls     EVENT: start and return of each write and update, and states of the ring
     <chair>.samples   SAMPLE: each row that a learner was given
-    <chair>.updates   UPDATE: each priority that it gave back, noted before the call
+    <chair>.updates   UPDATE: each priority that a learner gave back, noted before the call
 
-An entry is written before a call and another one after it has returned. A kill between the
-two leaves an invocation without an outcome: it may have happened or not, but wholly. Sizes of
-entries divide a page, so a write of them lies in one page, and a kill cannot cut it.
+A process writes one entry before a call and another one after the call has returned. A kill between
+the two leaves a call without an outcome: the call may have happened or not, but never in part. The
+sizes of entries divide a page, so an entry lies within one page and a kill cannot cut it.
 """
 
 from __future__ import annotations
@@ -30,51 +30,59 @@ EVENT = np.dtype(
 SAMPLE = np.dtype([("key", "<u8"), ("ticket", "<i8"), ("began", "<i8"), ("ended", "<i8")])
 UPDATE = np.dtype([("key", "<u8"), ("ticket", "<i8"), ("began", "<i8"), ("raw", "<f8")])
 _CARRIED = "carried.npz"
-#: Of what has no outcome: when it ended, and the ticket of a batch; of one that was refused.
+#: End of a call without an outcome, ticket of a batch without an outcome, and ticket of a batch
+#: that was refused.
 NEVER, NO_OUTCOME, WAS_REFUSED = 2**63 - 1, -1, -2
 assert all(4096 % kind.itemsize == 0 for kind in (EVENT, SAMPLE, UPDATE))
 
 
 class Kind(IntEnum):
-    """What an event is, and what its fields say."""
+    """The kind of an event. The docstring of each member describes the fields of the event."""
 
     INVOKED = 1
-    """A write begins: ``first`` sequence, ``count``."""
+    """A write begins: ``first`` is the first sequence number, ``count`` the number of items."""
     WRITTEN = 2
-    """It has returned: ``a`` is the first ticket."""
+    """The write has returned: ``a`` is the first ticket."""
     REFUSED = 3
-    """It has raised an error which says that nothing was written."""
+    """The write has raised an error which says that nothing was written."""
     UPDATED = 4
-    """An update has returned: ``first`` row of the chair's updates, ``count``, ``a`` applied."""
+    """An update of ``count`` rows, beginning with row ``first`` of the chair, has applied ``a``."""
     SEEN = 5
-    """The ring was looked at between ``began`` and ``ended``: ``a`` head, ``b`` write_count;
-    through the handle ``count`` (its incarnation), in epoch ``first`` (-1: nobody asked)."""
+    """The ring was read between ``began`` and ``ended``: ``a`` is the head, ``b`` the write count.
+
+    ``count`` is the incarnation of the handle, and ``first`` the epoch, or -1 if it was not read.
+    """
     DIED = 6
-    """Told by the killer: ``who`` did nothing any more from ``ended`` on."""
+    """Written by the process that kills: ``who`` did nothing after ``ended``."""
     INTERRUPTED = 7
-    """KeyboardInterrupt came out of a call, and left ``a`` locks that belong to no handle."""
+    """A call raised KeyboardInterrupt and left ``a`` locks that belong to no handle."""
     FORKED = 8
-    """A forked child begins to use the handle that it came with."""
+    """A forked child begins to use the handle that it has inherited."""
     COPIED = 9
-    """The directory was copied: ``first`` number of the copy, ``a``: no ticket from it on that was
-    acknowledged before had been touched when the copy had ended."""
+    """The directory was copied: ``first`` is the number of the copy.
+
+    No acknowledged item with ticket ``a`` or later had been overwritten when the copy ended.
+    """
     RESTORED = 10
-    """A copy was put back, from ``began`` on: ``first`` its number; as recovered: ``a`` head,
-    ``b`` write_count."""
+    """A copy was put back, starting at ``began``: ``first`` is its number.
+
+    After the recovery, ``a`` is the head and ``b`` the write count.
+    """
 
 
 MARKS = (Kind.INTERRUPTED, Kind.FORKED, Kind.COPIED, Kind.RESTORED)
 
 
 class Log:
-    """One process's account; closed with a ``with`` block, or with the process."""
+    """The account of one process. A ``with`` block, or the end of the process, closes it."""
 
     def __init__(self, folder: Path, chair: int | str, who: int) -> None:
         self.folder, self.who = folder, who
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._updates, self._samples, self._calls = (
             os.open(folder / f"{chair}.{name}", flags, 0o600)
-            for name in ("updates", "samples", "calls")  # a reader begins with the last of them
+            # readers open the last of these files first
+            for name in ("updates", "samples", "calls")
         )
         self._event = np.zeros(1, EVENT)
 
@@ -130,7 +138,7 @@ class Log:
     def updating(
         self, keys: Keys, tickets: NDArray[np.int64], priorities: NDArray[np.float64]
     ) -> int:
-        """Before an update; returns what `updated` has to be given."""
+        """Notes an update before it is called; returns the value that `updated` has to be given."""
         rows = np.zeros(len(keys), UPDATE)
         rows["key"], rows["ticket"], rows["raw"] = keys, tickets, priorities
         rows["began"] = time.monotonic_ns()
@@ -143,7 +151,7 @@ class Log:
 
 
 def append(descriptor: int, entries: NDArray[Any]) -> None:
-    """Adds to a log: one write for each page: of a large one a kill might leave a part."""
+    """Appends entries with one write per page, because a kill may cut a larger write."""
     step = 4096 // entries.itemsize
     at = os.lseek(descriptor, 0, os.SEEK_END) // entries.itemsize % step
     data = entries
@@ -154,18 +162,18 @@ def append(descriptor: int, entries: NDArray[Any]) -> None:
 
 
 class History:
-    """What all of them did.
+    """The calls of all processes in a round.
 
     Attributes:
-        batches: of each write: key of its first item, count, when it was invoked and when it had
-            returned or its writer had died, ticket; in the order of keys. A ticket of -1: no
-            outcome; -2: it was refused.
+        batches: one row per write, sorted by key: the key of its first item, the count, when it was
+            invoked, when it returned or its writer died, and the ticket. A ticket of -1 means no
+            outcome, and -2 means that the write was refused.
         samples: SAMPLE rows.
-        updates: UPDATE rows with their outcome: ``ended`` (NEVER: none), and how many rows the
-            ``call`` had, and how many of them were ``applied``.
+        updates: UPDATE rows with their outcome: ``ended`` (NEVER if there is none), the number of
+            rows in the ``call``, and how many of them were ``applied``.
         seen: EVENT rows of that kind.
-        marks: EVENT rows of `MARKS`.
-        forgotten_written, forgotten_open: items of batches that were left out by `forget`.
+        marks: EVENT rows of the kinds in `MARKS`.
+        forgotten_written, forgotten_open: items in batches that `forget` has dropped.
     """
 
     BATCH = np.dtype(
@@ -191,7 +199,7 @@ class History:
 
     @classmethod
     def read(cls, folder: Path) -> History:
-        """All logs of a folder."""
+        """Reads all logs in a folder."""
         batches, samples, updates, seen, died, marks = [], [], [], [], [], []
         for path in sorted(folder.glob("*.calls")):
             calls = _load(path, EVENT)
@@ -225,10 +233,10 @@ class History:
             )
 
     def forget(self, folder: Path, oldest: int) -> None:
-        """Empties the logs of all but what concerns tickets from ``oldest`` on.
+        """Removes from the logs everything that does not concern ``oldest`` or a later ticket.
 
-        Everybody stands still, between two calls, and all that the dead left is finished: a batch
-        of which nothing is there will never be.
+        All processes stand still between two calls, and the writes of dead processes are finished.
+        A batch of which no item is present will therefore never be present.
         """
         written = self.batches["ticket"] >= 0
         kept = written & (self.batches["ticket"] + self.batches["count"] > oldest)
@@ -263,7 +271,7 @@ def _joined(parts: Sequence[Any], kind: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _batches(calls: Any) -> NDArray[Any]:
-    """Invocations with the outcome that follows them, if any."""
+    """Joins each start of a write with the outcome that follows it, if there is one."""
     writes = calls[np.isin(calls["kind"], (Kind.INVOKED, Kind.WRITTEN, Kind.REFUSED))]
     begun = (writes["kind"] == Kind.INVOKED).nonzero()[0]
     found = np.zeros(len(begun), History.BATCH)
@@ -277,7 +285,7 @@ def _batches(calls: Any) -> NDArray[Any]:
     written, refused = (same & (after["kind"] == kind) for kind in (Kind.WRITTEN, Kind.REFUSED))
     found["ticket"][written] = after["a"][written]
     found["ticket"][refused] = WAS_REFUSED
-    # An interrupted call that went on has an end, too.
+    # An interrupted call of a process that went on has an end, too.
     over = written | refused | ((after["who"] == invoked["who"]) & (following > begun))
     found["ended"][over] = after["began"][over]
     return found

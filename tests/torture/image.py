@@ -1,7 +1,7 @@
-"""A second reader of a buffer's directory, written from docs/format alone: numpy and struct.
+"""A second reader of a buffer's directory, written from docs/format with numpy and struct only.
 
-It imports nothing of shmbuffer, so that a mistake in the engine is not made here too. It looks at a
-buffer in which nobody is writing, and believes nothing: whatever is not as documented fails.
+It imports nothing from shmbuffer, so it does not repeat the mistakes of the engine. It reads a
+buffer that no process is writing to, and it fails if anything differs from the documentation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tests.memory.power_oracle import masses_of
 PAGE = 4096
 EMPTY, WRITING, COMMITTED, ABORTED = range(4)
 READY = 1
-#: In the control file.
+#: Position of the head in the control file.
 HEAD_AT = 2 * PAGE + 64
-#: So many bytes are summed here, one by one, at a look: more takes too long.
+#: Number of bytes whose checksums are computed in one check. More would take too long in Python.
 SUMMED_BYTES = 16384
 
 _POLYNOMIAL = 0x82F63B78
@@ -37,7 +37,10 @@ def _crc_table() -> NDArray[np.uint32]:
 
 
 def _shares(longest: int) -> NDArray[np.uint32]:
-    """What each byte adds to the CRC of a text, by how many bytes follow: a CRC is a sum."""
+    """Returns what each byte value adds to the CRC of a text, by the number of later bytes.
+
+    The CRC of a text is the sum of these shares.
+    """
     table = _crc_table()
     shares = np.empty((longest, 256), np.uint32)
     shares[0] = table
@@ -51,7 +54,7 @@ _SHARES = _shares(PAGE)
 
 
 def crc32c(start: int, data: bytes) -> int:
-    """CRC32C, continued from that of what came before."""
+    """Computes a CRC32C that continues the CRC of the bytes before."""
     for at in range(0, len(data), PAGE):
         start = _crc32c_of_page(start, data[at : at + PAGE])
     return start
@@ -60,14 +63,15 @@ def crc32c(start: int, data: bytes) -> int:
 def _crc32c_of_page(start: int, data: bytes) -> int:
     text = np.frombuffer(data.ljust(4, b"\0"), np.uint8).copy()
     crc = start ^ 0xFFFFFFFF
-    text[:4] ^= np.frombuffer(struct.pack("<I", crc), np.uint8)  # as if it were text
+    # the CRC so far is treated as part of the text
+    text[:4] ^= np.frombuffer(struct.pack("<I", crc), np.uint8)
     following = np.arange(len(data) - 1, -1, -1)
     shared = int(np.bitwise_xor.reduce(_SHARES[following, text[: len(data)]]))
     return shared ^ (crc >> 8 * len(data) if len(data) < 4 else 0) ^ 0xFFFFFFFF
 
 
 def _superblock(control: bytes) -> bytes:
-    """The newer valid copy."""
+    """Returns the newer valid copy of the superblock."""
     valid = []
     for at in (0, PAGE):
         (stored,) = struct.unpack_from("<I", control, at + 4092)
@@ -80,7 +84,7 @@ def _superblock(control: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Entry:
-    """A registry entry, as far as rules ask for it."""
+    """A registry entry with the fields that the rules need."""
 
     live: bool
     incarnation: int
@@ -92,14 +96,14 @@ class Entry:
 
 
 class Image:
-    """A directory as it is now.
+    """The contents of a directory at one time.
 
     Attributes:
-        capacity, lanes: of the ring; `record_bytes` is 0 where items are rows.
+        capacity, lanes: the dimensions of the ring. `record_bytes` is 0 if items are rows.
         head, write_count, length, rolled_back, evicted, byte_head, byte_tail: the runtime page.
-        words, checksums, sources, raw, mass: of each slot (of each element).
-        nodes: sums and minima, level by level.
-        leaves: bytes of each leaf, ``[capacity, size]``, in the order of their names.
+        words, checksums, sources, raw, mass: one value per slot (or per element).
+        nodes: the sums and minima of the tree, level by level.
+        leaves: the bytes of each leaf, ``[capacity, size]``, in the order of their names.
     """
 
     def __init__(self, path: Path) -> None:
@@ -162,7 +166,7 @@ class Image:
 
     @cached_property
     def committed(self) -> NDArray[np.int64]:
-        """Slots that hold an item."""
+        """Returns the slots that contain an item."""
         return (self.states == COMMITTED).nonzero()[0]
 
     @cached_property
@@ -179,7 +183,7 @@ class Image:
         return (self._path / ".shmbuffer" / "records").read_bytes()
 
     def record(self, slot: int) -> bytes:
-        """The record of a slot, header included; fails if its header is another's."""
+        """Returns the record in a slot with its header; fails if another slot's header is there."""
         position, size = map(int, self.extents[slot])
         assert self.byte_tail <= position
         assert position + size <= self.byte_head
@@ -212,7 +216,7 @@ class Image:
         return b"".join(leaf[slot].tobytes() for leaf in self.leaves)
 
     def wrong_leaves(self) -> NDArray[np.int64]:
-        """Elements whose mass is not that of their priority, to the last bit."""
+        """Returns elements whose mass is not exactly that of their priority."""
         expected = np.zeros(len(self.mass))
         if self.prioritized:
             items = (self.committed[:, None] * self.lanes + np.arange(self.lanes)).ravel()
@@ -221,7 +225,7 @@ class Image:
         return wrong
 
     def wrong_nodes(self) -> int:
-        """Nodes that are not sum and least positive value of their children, bit for bit."""
+        """Counts nodes that are not exactly the sum and least positive value of their children."""
         wrong = 0
         sums = least = self.mass
         for level_sums, level_least in self.nodes:

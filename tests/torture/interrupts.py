@@ -1,7 +1,7 @@
-"""Ctrl-C at any moment of a call, and what stays locked behind it.
+"""Interrupts calls at any time with SIGINT and finds the locks that they leave behind.
 
-SIGINT raises KeyboardInterrupt within `finishes` only: it must not reach the code that logs, stands
-still or looks, which is not what is tried.
+SIGINT raises KeyboardInterrupt only within `finishes`. The code that logs, stands still or checks
+is not under test and must not be interrupted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _open = _came = False
 
 
 def expect() -> None:
-    """From now on SIGINT interrupts what `finishes` calls, and nothing else."""
+    """From now on, SIGINT interrupts only the functions that `finishes` calls."""
     signal.signal(signal.SIGINT, _interrupt)
-    gc.freeze()  # so that a collection, after each interrupt, is short
+    gc.freeze()  # so that the garbage collection after each interrupt is short
     sys.unraisablehook = _unraisable
 
 
@@ -32,13 +32,13 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _unraisable(what: Any) -> None:
-    """An interrupt in a finalizer is said to be ignored: that is no news."""
+    """Drops the report that an interrupt in a finaliser was ignored."""
     if what.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(what)
 
 
 def finishes(work: Callable[[], None]) -> bool:
-    """Whether the work came to its end, and not an interrupt before it."""
+    """Runs a function; returns False if an interrupt ended it early."""
     global _open, _came
     _came = False
     try:
@@ -49,7 +49,7 @@ def finishes(work: Callable[[], None]) -> bool:
             _open = False
     except KeyboardInterrupt:
         return False
-    except TypeError:  # numpy's fromfile takes an interrupt for "this is no path"
+    except TypeError:  # numpy.fromfile reports an interrupt as a wrong type of path
         if not _came:
             raise
         return False
@@ -57,7 +57,7 @@ def finishes(work: Callable[[], None]) -> bool:
 
 
 def held_locks() -> list[str]:
-    """The files that this process has locked with flock(2), in what it has open."""
+    """Returns the open files that this process has locked with flock(2)."""
     gc.collect()
     held = []
     for number in os.listdir("/proc/self/fdinfo"):

@@ -1,12 +1,12 @@
-"""What an item says in each of its bytes: who wrote it, and as which of its items.
+"""Items that name their writer and their sequence number in every byte.
 
-    who   chair << 13 | life     chair: a place among the processes; life: how often it was filled
+    who   chair << 13 | life     chair: number of the chair; life: how often it was filled
     key   who << 32 | sequence   of an item; below 2^50
-    word  key * ODD + leaf * LEAF + position * STEP    (mod 2^64) word by word, in every leaf
+    word  key * ODD + leaf * LEAF + position * STEP    (mod 2^64) for each word of each leaf
 
-From each word of each leaf the key follows, so that a mixture of two items shows in the bytes,
-whatever the engine's own words and checksums say of it. Priorities carry a key too: that of the
-item, or of the update that gave it.
+The key can be computed from each word of each leaf. A mixture of two items therefore shows in the
+bytes, even if the engine's own words and checksums are wrong. Priorities contain a key as well: the
+key of the item, or of the update that set the priority.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ INVERSE = np.uint64(pow(int(ODD), -1, 2**64))
 LEAF = np.uint64(0xC2B2AE3D27D4EB4F)
 STEP = np.uint64(0x165667B19E3779F9)
 LIVES = 1 << 13
-#: Chairs are 1 to 10; what their forked children and their threads do has numbers above.
+#: Chairs have the numbers 1 to 10. Their forked children and their threads have numbers above.
 CHILDREN, THREADS = 10, 20
 
-#: Of a record: what its own body begins with (see `records_of`).
+#: The length at the beginning of a record's body (see `records_of`).
 _LENGTH = struct.Struct("<Q")
 
 
@@ -37,19 +37,19 @@ def who_of(chair: int, life: int) -> int:
 
 
 def keys_of(who: int, first: int, count: int) -> Keys:
-    """Keys of the items first, first + 1, ... of a writer."""
+    """Returns the keys of the items first, first + 1, ... of a writer."""
     return (np.uint64(who) << np.uint64(32)) + np.arange(first, first + count, dtype=np.uint64)
 
 
 def row(keys: Keys, leaf: int, size: int) -> Bytes:
-    """The bytes of one leaf of these items, ``[len(keys), size]``."""
+    """Returns the bytes of one leaf of these items, ``[len(keys), size]``."""
     steps = np.arange(-(-size // 8), dtype=np.uint64) * STEP + _of_leaf(leaf)
     words = np.asarray(keys, np.uint64)[:, None] * ODD + steps[None, :]
     return np.ascontiguousarray(words.view(np.uint8)[:, :size])
 
 
 def key_in(data: Bytes, leaf: int = 0) -> Keys:
-    """The keys that the first words of a leaf carry; of any bytes some number."""
+    """Computes the keys from the first words of a leaf. Arbitrary bytes give arbitrary keys."""
     words = np.ascontiguousarray(data[:, :8]).view(np.uint64)[:, 0]
     return (words - _of_leaf(leaf)) * INVERSE
 
@@ -59,7 +59,7 @@ def _of_leaf(leaf: int) -> np.uint64:
 
 
 def torn(leaves: list[Bytes]) -> NDArray[np.int64]:
-    """Rows in which not all leaves are of one item, by every byte."""
+    """Returns the rows whose leaves do not all belong to one item. Every byte is compared."""
     keys = key_in(leaves[0])
     wrong = keys >> np.uint64(50) != 0
     for leaf, data in enumerate(leaves):
@@ -68,32 +68,32 @@ def torn(leaves: list[Bytes]) -> NDArray[np.int64]:
 
 
 def record_words(key: int, mean: int) -> int:
-    """How many words a record's own body has: from 1, ``mean`` on average."""
+    """Returns the number of words in a record's body, at least 1 and ``mean`` on average."""
     return 1 + (key * 0x9E3779B97F4A7C15 >> 17) % (2 * mean - 1)
 
 
 def record_body(key: int, mean: int) -> bytes:
-    """The record's own part of its body."""
+    """Returns the body of a record without its length."""
     steps = _steps(2 * mean)[: record_words(key, mean)]
     return (steps + np.uint64(key * int(ODD) & 2**64 - 1)).tobytes()
 
 
 @cache
 def _steps(words: int) -> Keys:
-    """What is added from word to word of the first leaf."""
+    """Returns the value that each word adds to the first word of the leaf."""
     return np.arange(words, dtype=np.uint64) * STEP + _of_leaf(0)
 
 
 def record_bytes(keys: Keys, mean: int) -> int:
-    """Bytes that a batch of records takes in the byte ring, headers included."""
+    """Returns how many bytes a batch of records takes in the byte ring, including the headers."""
     mixed = np.asarray(keys, np.uint64).tolist()
     return sum(24 + 8 + 8 * record_words(key, mean) for key in mixed)
 
 
 def records_of(keys: Keys, mean: int) -> tuple[Bytes, NDArray[np.int64], NDArray[np.int64]]:
-    """A batch of records: data, where each header is, and the size of each.
+    """Builds a batch of records: the data, the offset of each header, and the size of each record.
 
-    The body of a record is its own length and its words.
+    The body of a record consists of its own length and its words.
     """
     numbers = np.asarray(keys, np.uint64).tolist()
     bodies = [record_body(key, mean) for key in numbers]
@@ -104,7 +104,7 @@ def records_of(keys: Keys, mean: int) -> tuple[Bytes, NDArray[np.int64], NDArray
 
 
 def record_key(body: bytes, mean: int) -> int | None:
-    """The key of a record, given what follows its header; None if it is torn."""
+    """Returns the key of a record from the bytes after its header, or None if it is torn."""
     if len(body) < 2 * _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack_from(body)
@@ -116,13 +116,13 @@ def record_key(body: bytes, mean: int) -> int | None:
 
 
 def priority(key: Keys) -> NDArray[np.float64]:
-    """A priority that carries its key, between 1/4 and 16."""
+    """Returns a priority between 1/4 and 16 that contains the key."""
     exponents = (np.asarray(key, np.uint64) * ODD >> np.uint64(40)).astype(np.int64) % 6 - 2
     return np.ldexp(1.0 + np.asarray(key, np.float64) * 2.0**-52, exponents)
 
 
 def key_of_priority(raw: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The key in each priority; -1 where it carries none."""
+    """Returns the key in each priority, or -1 if a priority contains none."""
     mantissas, _ = np.frexp(np.where(np.isfinite(raw), raw, 0.0))
     keys = ((2 * mantissas - 1) * 2.0**52).astype(np.int64)
     exact = priority(np.maximum(keys, 0).astype(np.uint64)) == raw

@@ -1,14 +1,17 @@
-"""Random kills: processes of the C core and numpy die at any instruction, and all of it is checked.
+"""Random kills: processes that use the C core and numpy die at any instruction.
 
     python -m tests.torture.kills --seconds 60 --seed 1
 
-A round is one directory: a ring, writers, learners and a coordinator, drawn from the seed; one that
-forks beside a working thread, and one that is interrupted (SIGINT) in every call. Some of them are
-in containers: namespaces of their own, with another boot id. They are killed, stopped or told to
-end at random moments and replaced; copies are made beside them. Now and then everybody stands
-still, or all are killed, a copy is put back, and the directory is recovered (and the recovery
-killed), and a fresh process reads what is there, with the engine and without it, and compares it
-with the logs of all.
+A round is one directory with a ring, writers, learners and a coordinator, all drawn from the seed.
+One more process forks beside a working thread, and another one is interrupted (SIGINT) in every
+call. Some processes are in containers: they have their own namespaces and another boot id. The
+campaign kills, stops or terminates processes at random times and replaces them. Meanwhile it copies
+the directory.
+
+From time to time all processes stand still, or all of them are killed. In the second case a copy
+may be put back, and the directory is recovered by processes of which some are killed as well. Then
+a new process reads the directory, both with the engine and without it, and compares the contents
+with the logs of all processes.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ from tests.torture.roles import read, roles, sample
 from tests.torture.rules import violations
 from tests.torture.visitor import CoreVisitor
 
-#: Of a round.
+#: Number of kills in a round.
 KILLS = 250
-#: Between two events: up to this long, evenly in the logarithm.
+#: Longest time between two events. Times are drawn uniformly on a logarithmic scale.
 LONGEST_S = 0.02
 EVENTS = {
     "writer": 28,
@@ -57,19 +60,19 @@ EVENTS = {
     "term": 2,
     "look": 4,
 }
-#: Of a round's processes so many are in containers, from and to.
+#: Smallest and largest share of a round's processes that are in containers.
 CONTAINED = (0.2, 0.6)
-#: How many copies are put back, one after the other, when all are dead; with these chances.
+#: Probabilities with which 0, 1, ... copies are put back, one after the other, when all are dead.
 PUT_BACK = (0.1, 0.15, 0.25, 0.25, 0.25)
 
 
 def pause_of(rng: np.random.Generator, longest: float = LONGEST_S) -> float:
-    """Seconds, log-uniform from a microsecond on."""
+    """Draws a number of seconds, log-uniformly from one microsecond to ``longest``."""
     return float(np.exp(rng.uniform(np.log(1e-6), np.log(longest))))
 
 
 def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
-    """One directory, about so many kills; what was checked."""
+    """Plays a round in one directory with about ``kills`` kills; returns what was checked."""
     rng = np.random.default_rng(seed)
     plan = Plan.drawn(rng, records=bool(rng.random() < 0.5))
     path = folder / "buffer"
@@ -93,7 +96,7 @@ def round_of_kills(folder: Path, seed: int, *, kills: int = KILLS) -> Figures:
 
 
 def containers_of(folder: Path, chairs: list[str], rng: np.random.Generator) -> dict[int, Path]:
-    """Which chairs are in containers, by number, and the file with the boot id that they see."""
+    """Draws the chairs that are in containers; returns the boot id file of each by number."""
     boot_id = folder / "boot_id"
     boot_id.write_text(f"{uuid.UUID(bytes=rng.bytes(16))}\n")
     drawn = np.flatnonzero(rng.random(len(chairs)) < rng.uniform(*CONTAINED)) + 1
@@ -108,7 +111,7 @@ def fight(
     audit: Callable[[], Figures],
     recover: Callable[[], object],
 ) -> Figures:
-    """Kills until there were so many, and audits; at the end once more, with nobody left."""
+    """Kills and audits until ``kills`` processes have died, and audits once more at the end."""
     figures: Figures = {"rounds": 1, "kills": 0, "audits": 0}
     names, weights = list(EVENTS), np.array(list(EVENTS.values()), float)
     if not any(chair.container for chair in arena.chairs):
@@ -160,7 +163,7 @@ def fight(
 
 
 def _latest(audit: Figures, figures: Figures) -> Figures:
-    """Of an audit: what it has counted itself, and how much the logs of the round have grown."""
+    """Returns the counts of an audit, and the growth of the round's logs since the last one."""
     return {
         name: figure - figures.get(name, 0) if name.startswith("logged_") else figure
         for name, figure in audit.items()
@@ -173,7 +176,7 @@ def _victim(arena: Arena, rng: np.random.Generator, role: str) -> Chair:
 
 
 def _recoveries_killed(recover: Callable[[], object], rng: np.random.Generator) -> int:
-    """Kills some of those that recover, one after the other; the next one starts again."""
+    """Kills some recovering processes, one after the other. Each restarts the recovery."""
     killed = 0
     while rng.random() < 0.5:
         pid = forked(recover)
@@ -186,7 +189,7 @@ def _recoveries_killed(recover: Callable[[], object], rng: np.random.Generator) 
 
 
 def audited(look: Callable[[], Figures]) -> Figures:
-    """What a fresh process finds, while nobody else does anything."""
+    """Audits the directory in a new process, while all others stand still."""
     hear, tell = os.pipe()
     pid = forked(lambda: os.write(tell, json.dumps(look()).encode()))
     os.close(tell)
@@ -199,7 +202,7 @@ def audited(look: Callable[[], Figures]) -> Figures:
 
 
 def settle(engine: Engine) -> None:
-    """What the dead left is finished: the mutex may have been theirs, and slots."""
+    """Finishes what the dead processes left, such as the mutex and claimed slots."""
     engine.stats()
     engine.seat.reap_dead()
 
@@ -207,7 +210,7 @@ def settle(engine: Engine) -> None:
 def audit(
     engine: Engine, path: Path, logs: Path, plan: Plan, seed: int, *, boots: int = 1
 ) -> Figures:
-    """By the documented format, by the engine, and one against the other."""
+    """Checks the directory by the documented format and by the engine, and compares both."""
     ring = engine.ring()
     assert ring is not None
     image, history = Image(path), History.read(logs)
@@ -231,7 +234,7 @@ def require_drawn_from(
     weights: NDArray[np.float32],
     beta: float = 0.5,
 ) -> None:
-    """H12, of a sample that was drawn by priority while nobody changed anything."""
+    """H12 for a sample that was drawn by priority while no process changed the buffer."""
     assert (image.tickets[index] == tickets).all()
     least = image.mass[image.mass > 0].min()
     expected = (image.mass[index] / least) ** -beta
@@ -239,7 +242,7 @@ def require_drawn_from(
 
 
 def counted(history: History, there: int) -> Figures:
-    """What an audit has looked at."""
+    """Counts what an audit has checked."""
     return {
         "items_checked": there,
         "logged_writes": len(history.batches),
@@ -252,20 +255,20 @@ def counted(history: History, there: int) -> Figures:
 
 
 def scratch() -> Path:
-    """A directory in memory where there is one."""
+    """Returns a directory in memory if the machine has one."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="shmbuffer-torture-", dir=base))
 
 
 def campaign(seconds: float, seed: int, say: Say) -> Figures:
-    """Rounds for about ``seconds``, and at least one."""
+    """Plays rounds for about ``seconds`` seconds, and at least one."""
     return rounds(__spec__.name, round_of_kills, seconds, seed, say)
 
 
 def rounds(
     module: str, play: Callable[[Path, int], Figures], seconds: float, seed: int, say: Say
 ) -> Figures:
-    """Plays a round for each seed, in a folder of its own."""
+    """Plays one round for each seed, in a folder of its own."""
     figures: Figures = {}
     began = time.monotonic()
     for one in seeds(seed, seconds):

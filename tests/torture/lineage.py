@@ -1,12 +1,12 @@
-"""What is left of the past after copies were put back: which batches are there, may be, or are not.
+"""Which batches must, may or cannot be present after copies of the directory were put back.
 
     time    ──batches──▶ [copy begins .. ends] ──batches──▶ all dead, the copy is put back ──▶
 
-A batch that was acknowledged before the copy began, and whose slots nobody needed until it had
-ended, stood still: its bytes in the copy are whole, so it has to be there afterwards. One that
-began after the copy had ended cannot be there. Between the two each item may be there or not: it
-was copied while it changed. A copy may itself come from a directory that had been put back, so the
-way to the present goes from copy to copy.
+If a batch was acknowledged before the copy began, and its slots were not needed again before the
+copy ended, then its bytes did not change during the copy. It must be present afterwards. A batch
+that began after the copy had ended cannot be present. Of a batch in between, each item may be
+present or not, because it was copied while it changed. The directory may have been put back before
+the copy was made, so the way to the present leads from copy to copy.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Which = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Lineage:
-    """Of each batch of a history.
+    """The fate of each batch of a history.
 
     Attributes:
-        since: when the last copy was put back; 0: none was.
-        head, write_count: what the ring had after the recovery that followed.
-        ours: the batch began since then.
-        kept: it stood still in each copy on the way, so it is there.
-        perhaps: each of its items is there or not.
+        since: when the last copy was put back, or 0 if none was.
+        head, write_count: the state of the ring after the recovery that followed.
+        ours: True if the batch began since then.
+        kept: True if it did not change during any copy on the way, so it must be present.
+        perhaps: True if each of its items may be present or not.
     """
 
     since: int
@@ -43,12 +43,12 @@ class Lineage:
 
     @property
     def undone(self) -> Which:
-        """It began after the copy that was put back had been made."""
+        """Batches that began after the end of the copy that was put back."""
         return ~(self.ours | self.kept | self.perhaps)
 
 
 def lineage(batches: Any, marks: Any) -> Lineage:
-    """Goes back from the present, from copy to copy."""
+    """Follows the copies that were put back, from the present to the past."""
     none = np.zeros(len(batches), np.bool_)
     restores = marks[marks["kind"] == Kind.RESTORED]
     if not len(restores):

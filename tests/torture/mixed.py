@@ -1,6 +1,6 @@
-"""Processes that fork beside a working thread, and processes that are interrupted in every call.
+"""Roles of processes that fork beside a working thread, or that are interrupted in every call.
 
-Both are told what a call is: on the core (roles.py), or on the whole library (full_roles.py).
+The callers pass the calls to make: on the core (roles.py) or on the whole library (full_roles.py).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from shmbuffer.memory.clients.locks import LivenessFile
 from tests.torture import interrupts
 from tests.torture.arena import Actor
 
-#: A write or a sample, with this account, from this sequence number on; the next one.
+#: Writes or samples with an account, beginning with a sequence number; returns the next number.
 Work = Callable[[Actor, int], int]
 
-#: Calls of a forked child, at most.
+#: Largest number of calls of a forked child.
 CALLS = 8
-#: Until a child is killed by its parent, at most.
+#: Longest time until a parent kills its child.
 LONGEST_S = 0.02
 
 
 def fork_beside(actor: Actor, work: Work, leave: Callable[[], Any]) -> None:
-    """A thread works, and the other one forks: children that work too, through the same handle.
+    """Runs calls in a second thread while the first one forks children that use the same handle.
 
-    They end by themselves, are killed, or outlive their parent for some calls.
+    The children end by themselves, are killed, or outlive their parent for some calls.
     """
     between, over = threading.Lock(), threading.Event()
     other = actor.beside()
@@ -43,7 +43,7 @@ def fork_beside(actor: Actor, work: Work, leave: Callable[[], Any]) -> None:
             while not over.is_set():
                 with between:
                     number = work(other, number)
-                time.sleep(1e-5)  # else the first thread hardly gets the lock
+                time.sleep(1e-5)  # otherwise the first thread rarely gets the lock
         except BaseException:
             traceback.print_exc()
             os._exit(70)
@@ -78,20 +78,20 @@ def _inherit(child: Actor, work: Work, leave: Callable[[], Any]) -> None:
 
 
 class Visitor(Protocol):
-    """A process that opens the buffer, makes some calls, and closes it."""
+    """A client that opens the buffer, makes some calls, and closes it."""
 
     def step(self) -> None:
-        """One call; it may be interrupted at any moment."""
+        """Makes one call, which may be interrupted at any time."""
 
     def drop(self) -> None:
-        """Closes the handle, if there is one."""
+        """Closes the handle if it is open."""
 
     def engine(self) -> Engine | None:
-        """Of the handle."""
+        """Returns the engine of the handle."""
 
 
 def visit(actor: Actor, visitor: Visitor) -> None:
-    """Goes on after every interrupt, with the handle or with another one."""
+    """Makes calls and continues after each interrupt, with the same handle or a new one."""
     while actor.goes_on():
         if interrupts.finishes(visitor.step):
             continue
@@ -106,6 +106,6 @@ def visit(actor: Actor, visitor: Visitor) -> None:
 
 
 def drawn(rng: np.random.Generator, verbs: dict[str, float]) -> str:
-    """One of these, by their weights."""
+    """Draws one of the names with a probability proportional to its weight."""
     weights = np.array(list(verbs.values()), float)
     return str(rng.choice(list(verbs), p=weights / weights.sum()))

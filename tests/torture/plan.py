@@ -1,4 +1,4 @@
-"""The plan of a round of kills: size of the ring, processes, kinds of items."""
+"""The plan of a round of kills: size of the ring, processes, and kinds of items."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 
 from shmbuffer.memory import Leaf, Schema, Settings
 
-#: Bytes of a ring; the fork of a round copies none of them.
+#: Largest size of a ring in bytes. The forks of a round copy none of them.
 RING_BYTES = 8 * 2**20
 BATCH_BYTES = 2**18
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Drawn from a seed.
+    """Parameters of a round, drawn from a seed.
 
     Attributes:
-        capacity: slots.
-        item_bytes: of the largest leaf of a row; about that of a record.
-        batch: items of the largest write.
-        record_bytes: of the byte ring; 0: items are rows.
-        writers, learners: how many.
+        capacity: number of slots.
+        item_bytes: size of the largest leaf of a row, or mean size of a record.
+        batch: number of items in the largest write.
+        record_bytes: size of the byte ring, or 0 if items are rows.
+        writers, learners: number of processes with each role.
         alpha: priority exponent.
     """
 
@@ -36,7 +36,7 @@ class Plan:
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, *, records: bool) -> Plan:
-        """8 to 4096 slots, items of 8 bytes to 64 KiB, batches up to half of the ring."""
+        """Draws 8 to 4096 slots, items of 8 bytes to 64 KiB, and batches up to half of the ring."""
         item_bytes = int(2 ** rng.uniform(3, 16))
         capacity = int(2 ** rng.uniform(3, np.log2(min(4096, RING_BYTES // item_bytes))))
         batch = max(1, min(capacity // 2, BATCH_BYTES // item_bytes))
@@ -53,12 +53,12 @@ class Plan:
 
     @property
     def mean_words(self) -> int:
-        """Of a record's own body."""
+        """The mean number of words in a record's body."""
         return max(1, self.item_bytes // 8)
 
     @property
     def leaf_bytes(self) -> tuple[int, ...]:
-        """Of a row."""
+        """The sizes of the leaves of a row."""
         return (16, self.item_bytes, 5)
 
     @property

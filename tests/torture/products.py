@@ -1,9 +1,10 @@
-"""What the default run of the tests takes a sample of: all of it, file by file, as time allows.
+"""Runs the tests that the default run leaves out, file by file, as long as time allows.
 
     python -m tests.torture.products --seconds 600 --seed 1
 
-Each file of tests with a product, or with a test that runs with `--full` only, is run once at most,
-in an order that the seed decides; one that has begun is finished.
+A test file belongs to this campaign if it has a product of cases of which the default run takes a
+sample, or a test that runs only with `--full`. Each file is run at most once, in an order that
+depends on the seed. A file that has begun is finished.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MARKED = re.compile(r"\bpytest\.mark\.(product|full)\b|\bseeds\(")
 
 
 def files() -> list[str]:
-    """Those with tests of which the default run leaves something out, from the root on."""
+    """Returns the paths, relative to the root, of files from which the default run omits cases."""
     found = sorted((ROOT / "tests").rglob("test_*.py"))
     return [
         str(file.relative_to(ROOT))
@@ -35,10 +36,10 @@ def files() -> list[str]:
 
 
 def run(file: str) -> int:
-    """All cases of one file; how many there are.
+    """Runs all cases of one file and returns their number.
 
     Raises:
-        AssertionError: one failed; with the command that repeats it.
+        AssertionError: a case failed. The message has the command that repeats it.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     with tempfile.TemporaryDirectory(prefix="shmbuffer-products-") as folder:
@@ -58,7 +59,7 @@ def run(file: str) -> int:
 
 
 def campaign(seconds: float, seed: int, say: Say) -> Figures:
-    """Files for about ``seconds``, and at least one."""
+    """Runs files for about ``seconds`` seconds, and at least one."""
     deadline = time.monotonic() + seconds
     order = files()
     random.Random(seed).shuffle(order)

@@ -1,4 +1,4 @@
-"""Campaigns in a process of their own, which has loaded nothing but what they need."""
+"""Runs a campaign in its own process, which imports only what the campaign needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.torture.command import Figures
 
 
 def figures_of(module: str, seed: int, *, seconds: float = 0) -> Figures:
-    """Run a campaign, at least one case of it; its figures, or a failure with all that it said."""
+    """Runs at least one case of a campaign; returns its figures, or fails with all its output."""
     command = [sys.executable, "-m", module, "--seconds", str(seconds), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{module} ended with {done.returncode}:\n{done.stderr}"

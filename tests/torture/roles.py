@@ -1,4 +1,4 @@
-"""What the processes of the core campaign do: the C core and numpy, no torch."""
+"""Roles of the processes in the core campaign, which use the C core and numpy without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = 16
 
 
 def roles(path: Path, plan: Plan) -> dict[str, Role]:
-    """Of each kind of process, on this directory."""
+    """Returns the functions of all roles for this directory."""
 
     def joined(work: Callable[[Actor, Engine, Ring, Plan], None], role: str) -> Role:
         def body(actor: Actor) -> None:
@@ -46,7 +46,7 @@ def write_on(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
 
 
 def write_once(actor: Actor, ring: Ring, plan: Plan, first: int) -> int:
-    """Writes a batch; the sequence number that follows it."""
+    """Writes one batch; returns the sequence number that follows it."""
     count = int(actor.rng.integers(1, plan.batch + 1))
     actor.log.invoked(first, count)
     try:
@@ -68,7 +68,7 @@ def learn_on(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
 
 
 def learn_once(actor: Actor, ring: Ring, plan: Plan, first: int) -> int:
-    """Samples, and gives priorities back; the number of the next update."""
+    """Samples once and updates the priorities; returns the number of the next update."""
     began = time.monotonic_ns()
     try:
         keys, index, tickets, _ = sample(ring, plan, actor.rng)
@@ -107,14 +107,14 @@ def fork_on(actor: Actor, engine: Engine, ring: Ring, plan: Plan) -> None:
 
 
 def look(actor: Actor, engine: Engine, ring: Ring) -> None:
-    """Notes what is there; now and then the epoch too, which takes longer."""
+    """Notes the state of the ring, and from time to time the epoch, which takes longer to read."""
     began = time.monotonic_ns()
     epoch = engine.superblock.epoch if actor.rng.random() < 0.2 else -1
     actor.log.seen(began, ring.head, ring.write_count, epoch, engine.seat.incarnation)
 
 
 def write(ring: Ring, keys: items.Keys, plan: Plan) -> int:
-    """Writes the items of these keys, with their first priorities."""
+    """Writes the items with these keys and their first priorities."""
     raw = items.priority(keys)
     if ring.records is not None:
         batch = RecordBatch(*items.records_of(keys, plan.mean_words))
@@ -126,9 +126,9 @@ def write(ring: Ring, keys: items.Keys, plan: Plan) -> int:
 def sample(
     ring: Ring, plan: Plan, rng: np.random.Generator, count: int = ROWS, beta: float = 0.5
 ) -> tuple[items.Keys, NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Keys, slots, tickets and weights of some items, drawn by priority or (beta 0) uniformly.
+    """Samples items by priority, or uniformly if ``beta`` is 0; fails if an item is torn.
 
-    Fails on a torn one.
+    Returns the keys, slots, tickets and weights of the items.
     """
     key, prioritized = int(rng.integers(2**63)), beta > 0
     if ring.records is not None:
@@ -145,7 +145,7 @@ def sample(
 
 
 def read(ring: Ring, plan: Plan) -> dict[int, int]:
-    """Slot -> key of every item, by the public way of reading; fails on a torn one."""
+    """Reads every item with the public API; returns the key of each slot, fails on a torn item."""
     index = np.arange(ring.capacity)
     if ring.records is not None:
         drawn = ring.records.read(index)

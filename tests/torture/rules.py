@@ -1,21 +1,22 @@
-"""Rules that a history and the directory keep through any kill.
+"""Rules that a history and its directory obey after any kill.
 
-    H1  no item is torn                     H6  head and write_count never fall
+    H1  no item is torn                     H6  head and write_count never decrease
     H2  no item was invented                H7  masses, sums and checksums are exact
     H3  no acknowledged item is lost        H8  every ticket is accounted for
-    H4  no item is there twice              H9  an update is seen, and by its item only
-    H5  a batch is whole or absent          H12 weights are those of the priorities
-    H13 no living client is taken for dead     H14 an interrupt leaves no lock behind
-    H15 of a copy that was put back there is what stood still while it was made, nothing later
+    H4  no item is there twice              H9  an update applies, and to its item only
+    H5  a batch is complete or absent       H12 weights match the priorities
+    H13 no living client is taken for dead  H14 an interrupt leaves no lock behind
+    H15 a copy that was put back has all items that did not change while it was made, none later
 
-H10 (nobody hangs) is checked by what runs the processes, H11 (draws follow priorities) of
-tests/torture/test_draws.py. Nobody writes while `violations` looks.
+The process that runs the others checks H10 (no process hangs), and tests/torture/test_draws.py
+checks H11 (draws follow priorities). No process writes while `violations` runs.
 
-A copy that is put back begins a new era (lineage.py). What is torn (H1), invented (H2), there twice
-or under another ticket (H4) and inexact (H7) is wrong in all of them. Counters (H6, H8), items that
-were overwritten, whole batches (H5) and updates (H9) are compared within the last era; of the items
-before it, H15 says which have to be there. Where a process of another boot id recovers, it cannot
-tell a kill from a power cut: of a batch that was not acknowledged single items may then be there.
+A new era begins when a copy is put back (lineage.py). Torn items (H1), invented items (H2), items
+that are present twice or under another ticket (H4), and inexact values (H7) are faults in every
+era. Counters (H6, H8), overwritten items, complete batches (H5) and updates (H9) are compared
+within the last era. H15 says which items from before that era must be present. A process with
+another boot id that recovers cannot tell a kill from a power cut. Single items of a batch that was
+not acknowledged may then be present.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ def violations(
     item_bytes: int = 0,
     boots: int = 1,
 ) -> list[str]:
-    """Every rule that is broken, as a sentence that begins with its name.
+    """Returns each violation as a sentence that begins with the name of the rule.
 
     Args:
-        history: what was done.
-        image: what is there.
-        mean_words: of records, as `items.records_of` makes them.
-        contents: slot -> key, where somebody else has read the items and found them whole.
-        item_bytes: and no record of theirs takes more.
-        boots: how many boot ids the processes saw.
+        history: the calls of all processes.
+        image: the contents of the directory.
+        mean_words: mean size of records, as for `items.records_of`.
+        contents: key of each slot, if another reader has read the items and found them complete.
+        item_bytes: upper limit for the size of a record.
+        boots: number of boot ids that the processes saw.
     """
     rules = Rules(history, image, mean_words, boots)
     if contents is not None:
@@ -64,7 +65,7 @@ def violations(
 
 
 class Rules:
-    """The rules that `violations` asks for, one generator each."""
+    """The rules that `violations` checks, with one generator for each rule."""
 
     def __init__(self, history: History, image: Image, mean_words: int, boots: int = 1) -> None:
         self.history = history
@@ -82,7 +83,7 @@ class Rules:
         torn = self.torn
         if len(torn):
             yield f"H1: the items in slots {torn.tolist()} are torn"
-            return  # what else they say is not theirs
+            return  # the other rules need whole items
         if not len(self.batches) and len(self.slots):
             yield "H2: there are items, and nobody wrote any"
             return
@@ -107,7 +108,7 @@ class Rules:
 
     @cached_property
     def keys(self) -> items.Keys:
-        """Of the items that are there."""
+        """The keys of the items that are present."""
         if not self.image.record_bytes:
             return items.key_in(self.image.leaves[0][self.slots])
         return np.array([self._record_key(slot) for slot in self.slots.tolist()], np.uint64)
@@ -123,7 +124,7 @@ class Rules:
         return self.slots[items.torn([leaf[self.slots] for leaf in self.image.leaves])]
 
     def _batch_of(self, keys: items.Keys) -> tuple[Numbers, Numbers]:
-        """Batch and number in it of each key; batch -1 if nobody invoked it."""
+        """Returns the batch of each key and its number in it; batch -1 if no process wrote it."""
         known = self.batches["key"]
         if not len(known):
             return np.full(len(keys), -1), np.zeros(len(keys), np.int64)
@@ -150,7 +151,7 @@ class Rules:
             yield f"H2: item {sample['key']:#x} was sampled before it was written"
 
     def moved(self) -> Iterator[str]:
-        """Every item has one ticket; of a batch without an outcome that of its first evidence."""
+        """H4: an item has one ticket. A batch without an outcome has that of its first evidence."""
         for what, keys, tickets in (
             ("is there", self.keys, self.tickets),
             ("was sampled", self.history.samples["key"], self.history.samples["ticket"]),
@@ -179,9 +180,9 @@ class Rules:
 
     @cached_property
     def written(self) -> NDArray[np.bool_]:
-        """Batches that have to be there, or were overwritten.
+        """Batches that must be present unless they were overwritten.
 
-        They were committed, by their writers' account or by evidence.
+        Either their writers' accounts or other evidence says that they were committed.
         """
         proven = self.acknowledged if self.boots > 1 else self.batches["ticket"] >= 0
         written: NDArray[np.bool_] = proven & self.lineage.ours | self.lineage.kept
@@ -189,7 +190,7 @@ class Rules:
 
     @cached_property
     def known(self) -> NDArray[np.void]:
-        """Those, in the order of their tickets."""
+        """The batches of `written`, sorted by ticket."""
         known = self.batches[self.written]
         return known[np.lexsort((known["key"], known["ticket"]))]
 
@@ -232,7 +233,7 @@ class Rules:
         missing: NDArray[np.bool_],
         words: NDArray[np.uint64],
     ) -> NDArray[np.bool_]:
-        """The oldest items, as far as their bytes may have been needed by later ones."""
+        """The oldest items, if later items may have needed their bytes."""
         gone = np.logical_and.accumulate(missing) & (words & np.uint64(3) == EMPTY)
         if not gone.any():
             return gone
@@ -249,7 +250,7 @@ class Rules:
         return gone
 
     def stale_samples(self) -> Iterator[str]:
-        """An item that was overwritten before a sample began is not in it."""
+        """H2: an item that was overwritten before a sample began is not in the sample."""
         acknowledged = self.known[self.known["ended"] != NEVER]
         samples = self.history.samples[self.history.samples["began"] >= self.lineage.since]
         if not len(acknowledged) or not len(samples):
@@ -316,7 +317,7 @@ class Rules:
                 yield f"H8: slot {slot} is aborted and has a mass"
 
     def taken_for_dead(self) -> Iterator[str]:
-        """A recovery shows in the epoch: while a handle is in use it is one and the same."""
+        """H13: a recovery changes the epoch, so it stays the same while a handle is in use."""
         seen = self.history.seen[self.history.seen["first"] >= 0]
         if not len(seen):
             return

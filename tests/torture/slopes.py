@@ -1,4 +1,4 @@
-"""Whether something grows: the slope of a series, with an interval, and what that comes to."""
+"""Fits a line to a series of measurements and tells whether the series grows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Of Student's t with many degrees of freedom; series of fewer than 30 points get a wider interval.
+#: Quantile of Student's t with many degrees of freedom. Series with fewer than 30 points get a
+#: wider interval.
 _NORMAL = 1.96
 
 
 @dataclass(frozen=True)
 class Slope:
-    """A straight line through a series: its growth a second, and the 95 % interval of that."""
+    """A straight line through a series: its growth per second, with the 95 % interval."""
 
     name: str
     mean: float
@@ -23,10 +24,10 @@ class Slope:
 
     @classmethod
     def of(cls, name: str, times: list[float], values: list[float]) -> Slope:
-        """Least squares (Draper and Smith, Applied Regression Analysis, section 1.4)."""
+        """Fits by least squares (Draper and Smith, Applied Regression Analysis, section 1.4)."""
         x, y = np.array(times), np.array(values, float)
         assert len(x) > 2, f"{name}: a line needs three points"
-        if np.ptp(y) == 0:  # exactly, whatever the rounding
+        if np.ptp(y) == 0:  # exactly 0, without rounding errors
             return cls(name, float(y[0]), 0.0, 0.0, 0.0, float(x[-1] - x[0]))
         centred = x - x.mean()
         spread = float((centred**2).sum())
@@ -39,7 +40,7 @@ class Slope:
         return cls(name, float(y.mean()), slope, slope - reach, slope + reach, seconds)
 
     def grown(self) -> float:
-        """How much it has grown at least, in all that time, or fallen (negative); else 0."""
+        """The least growth over the whole time, negative if the series fell, or 0 if unclear."""
         if self.lowest > 0:
             return self.lowest * self.seconds
         return min(0.0, self.highest * self.seconds)

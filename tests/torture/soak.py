@@ -1,10 +1,11 @@
-"""A long run: four writers, learners, a kill every two seconds; nothing grows, no rule is broken.
+"""A long run with a kill every two seconds, in which memory and files must not grow.
 
     python -m tests.torture.soak --seconds 28800 --seed 1
 
-One writer, one learner and the coordinator are never killed. They must not grow while others come
-and go: memory, descriptors, maps, threads; nor may the directory, or the locks on it. Rules are
-checked all along, and what has been overwritten since is taken out of the logs.
+The run has four writers and some learners. One writer, one learner and the coordinator are never
+killed. Their memory, descriptors, maps and threads must not grow while other processes come and go.
+The size of the directory and the number of locks on it must not grow either. The rules are checked
+during the run, and items that have been overwritten are removed from the logs.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ CHAIRS = ["writer", "learner", "coordinator", "writer", "writer", "writer", "lea
 SURVIVORS = 3
 PACE_S = 0.001
 KILL_EVERY_S = 2.0
-#: Kills between two looks at everything.
+#: Number of kills between two audits.
 LOOK_EVERY = 15
-#: What a series may have grown in all, at least: less is not told from noise, or no leak.
+#: Growth that is allowed over the whole run. Smaller growth is noise, or at least no leak.
 ALLOWED = {"rss_kib": 2048.0}
-#: Of the run, at the beginning: caches fill.
+#: Share of the run at the beginning that is not measured, because caches fill.
 WARM_UP = 0.2
 
 
 def campaign(seconds: float, seed: int, say: Say) -> Figures:
-    """One run of about ``seconds``; at least so long that a line can be drawn."""
+    """Runs for about ``seconds`` seconds, but long enough that a line can be fitted."""
     folder = scratch()
     try:
         with repeatable(__spec__.name, seed):
@@ -61,15 +62,15 @@ def soak(
     kill_every_s: float = KILL_EVERY_S,
     more_roles: Mapping[str, Role] | None = None,
 ) -> Figures:
-    """Kills and looks until the time is over; then draws the lines.
+    """Kills and audits until the time is over, and then fits the lines.
 
     Args:
-        folder: for the buffer and the logs.
-        seconds: how long.
-        seed: of victims and processes.
-        say: told of each look.
-        kill_every_s: between two kills.
-        more_roles: in place of those that the chairs have.
+        folder: folder for the buffer and the logs.
+        seconds: duration of the run.
+        seed: seed of the victims and of the processes.
+        say: called with a message after each audit.
+        kill_every_s: time between two kills.
+        more_roles: roles that replace those of the chairs.
     """
     rng = np.random.default_rng(seed)
     record_bytes = 2**17 if rng.random() < 0.5 else 0
@@ -117,7 +118,7 @@ def soak(
 
 
 def forget_what_is_overwritten(path: Path, logs: Path, plan: Plan) -> None:
-    """Keeps the logs short: of what is not there any more only the sums are kept."""
+    """Shortens the logs: of items that were overwritten, only the totals remain."""
     image, history = Image(path), History.read(logs)
     rules = Rules(history, image, plan.mean_words)
     assert not list(rules.moved())
@@ -127,7 +128,7 @@ def forget_what_is_overwritten(path: Path, logs: Path, plan: Plan) -> None:
 
 
 class Series:
-    """What is measured after each kill, while everybody stands still."""
+    """Values that are measured after each kill, while all processes stand still."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,7 +141,7 @@ class Series:
         return self.times[-1] - self.times[0]
 
     def measure(self, chairs: list[Chair]) -> None:
-        """Of each of these, and of the directory."""
+        """Measures the processes in these chairs, and the directory."""
         now = time.monotonic()
         self.times.append(now)
         for chair in chairs:
@@ -157,7 +158,7 @@ class Series:
         self._written = (now, written)
 
     def slopes(self) -> list[Slope]:
-        """Without the beginning."""
+        """Fits a line to each series without its warm-up."""
         first = int(len(self.times) * WARM_UP)
         return [
             Slope.of(name, self.times[first:], values[first:])
@@ -166,7 +167,7 @@ class Series:
 
 
 def _in_proc_locks(found: os.stat_result) -> str:
-    """How /proc/locks calls a file (proc_locks(5))."""
+    """Returns the name that /proc/locks uses for a file (proc_locks(5))."""
     return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
 
 

@@ -1,4 +1,4 @@
-"""Who hangs, ends by itself or is not killed has failed, and it is said who and where."""
+"""A process that hangs, ends early or survives a kill fails the round, and the error names it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_hanging_process_is_named_with_its_stack(
     with Arena(tmp_path / "logs", roles, ["worker", "sleeper"], 1) as arena, os.fdopen(hear, "rb"):
         arena.fill()
         os.close(tell)
-        assert os.read(hear, 1) == b"."  # else it may not have come to its body
+        assert os.read(hear, 1) == b"."  # otherwise the process may not have reached its body
         with pytest.raises(AssertionError, match=r"H10: somebody hangs(.|\n)* in hangs"):
             arena.still()
 
@@ -180,11 +180,11 @@ def test_an_interrupt_reaches_the_work_and_nothing_else(tmp_path: Path) -> None:
     hear, tell = os.pipe()
 
     def is_interrupted(actor: Actor) -> None:
-        os.kill(os.getpid(), signal.SIGINT)  # between two calls: nothing happens
+        os.kill(os.getpid(), signal.SIGINT)  # an interrupt between two calls has no effect
 
         def pauses() -> None:
             os.write(tell, b".")
-            while True:  # no pause(): an interrupt that comes just before it would not end it
+            while True:  # an interrupt just before pause() would not end it
                 time.sleep(0.01)
 
         assert not interrupts.finishes(pauses)

@@ -1,4 +1,4 @@
-"""Learners that consume are killed at random: each item is done once, or it is noticed."""
+"""Learners are killed at random, and each item is done once or the rules report it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ def test_no_item_is_lost_or_consumed_twice_when_any_process_is_killed(seed: int)
 
 
 def told(folder: Path, *course: str, times: int = 1) -> list[str]:
-    """What rules a course breaks, told as letters: who, and t(ake), T (for ever), a(ck), k(ey).
+    """Returns the rules that a course breaks; each step is a learner and a letter.
 
-    After them `!`: an acknowledgement that was refused, or has no outcome: `?`; a wrong key.
+    The letters are t(ake), T (take without a time limit), a(cknowledge), r(eturn) and k(ey). A
+    suffix `!` marks a refused acknowledgement or a wrong key, and `?` an acknowledgement without an
+    outcome.
     """
     accounts = {who: Account(folder, ord(who), ord(who)) for who in {one[0] for one in course}}
     tickets, leases = np.arange(ITEMS), dict.fromkeys(accounts, 0)
@@ -69,7 +71,7 @@ def told(folder: Path, *course: str, times: int = 1) -> list[str]:
         ("xT", ["D1"]),
         ("xT xa!", ["D1"]),
         ("xT xa?", []),
-        ("xT yT ya", []),  # x said nothing more: it may have been dead
+        ("xT yT ya", []),  # x wrote nothing more, so it may have been dead
         ("xT yT ya xa!", ["D4"]),
         ("xt yT ya xa!", []),
         ("xT xr yT ya xa!", []),
@@ -78,7 +80,7 @@ def told(folder: Path, *course: str, times: int = 1) -> list[str]:
         ("xT xa? yT ya", []),
         ("xT xk xa", []),
         ("xT xk! xa", ["D5"]),
-        ("xT xa xa", []),  # twice is as once
+        ("xT xa xa", []),  # a second acknowledgement counts as the first
     ],
 )
 def test_a_course_of_deliveries_is_judged(course: str, broken: list[str], tmp_path: Path) -> None:

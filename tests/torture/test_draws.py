@@ -28,7 +28,7 @@ DISTRIBUTIONS = {
 
 
 def chi_square_is_plausible(found: NDArray[np.int64], expected: NDArray[np.float64]) -> bool:
-    """Whether a sum so large is more probable than one in a million (Wilson and Hilferty 1931)."""
+    """True unless a sum this large has a probability below 1e-6 (Wilson and Hilferty 1931)."""
     assert (found[expected == 0] == 0).all(), "something without a mass was drawn"
     drawn, hoped_for = found[expected > 0], expected[expected > 0]
     assert hoped_for.min() >= 5, "too few draws for a chi-square test"
@@ -47,7 +47,7 @@ def ring_with(engine: Engine, priorities: NDArray[np.float64]) -> Ring:
 
 
 def drawn(ring: Ring, seed: int, *, prioritized: bool) -> NDArray[np.int64]:
-    """How often each slot was drawn."""
+    """Counts how often each slot was drawn."""
     index, tickets = np.empty(DRAWS, np.int64), np.empty(DRAWS, np.int64)
     places = index.ctypes.data, tickets.ctypes.data
     ring.sample(DRAWS, seed, None, *places, prioritized=prioritized)

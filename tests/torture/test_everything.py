@@ -1,4 +1,4 @@
-"""The command lines: seeds that repeat, figures in a line, a table at the end."""
+"""The command lines: seeds repeat failures, figures are on one line, a table is at the end."""
 
 from __future__ import annotations
 

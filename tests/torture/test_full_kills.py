@@ -1,4 +1,4 @@
-"""Whole processes, with torch, are killed at random: rows, compressed and ragged records."""
+"""Processes with torch are killed at random, with rows, compressed and ragged records."""
 
 from __future__ import annotations
 

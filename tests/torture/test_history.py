@@ -1,4 +1,4 @@
-"""What logs say when they are read: outcomes, logs that were cut, what copies leave of the past."""
+"""Reading logs: outcomes, logs that were cut, and what copies leave of the past."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_process_that_dies_opening_its_logs_has_reported_nothing(
 
 def test_only_copies_on_the_line_to_the_present_count() -> None:
     batches, marks = np.zeros(5, History.BATCH), np.zeros(4, EVENT)
-    #         before the 1st copy; after it; in the 2nd era, before the 2nd copy; beside it; after
+    # before the first copy; after it; in the second era before the second copy; during it; after it
     batches["began"] = [10, 30, 50, 60, 80]
     batches["ended"] = [11, 31, 51, 64, 81]
     batches["ticket"] = [0, 1, 1, 2, 3]
@@ -72,5 +72,5 @@ def test_only_copies_on_the_line_to_the_present_count() -> None:
     assert found.perhaps.tolist() == [False, False, False, True, False]
     assert found.undone.tolist() == [False, True, False, False, True]
     assert (found.since, found.ours.any()) == (90, False)
-    marks["a"][2] = 1  # ticket 0 was needed while the second copy was made
+    marks["a"][2] = 1  # ticket 0 was needed again while the second copy was made
     assert lineage(batches, marks).perhaps.tolist() == [True, False, False, True, False]

@@ -1,4 +1,4 @@
-"""The second reader sees what the engine sees, and believes nothing."""
+"""The second reader agrees with the engine and rejects anything that is not documented."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ def test_the_older_superblock_counts_where_the_newer_is_damaged(tmp_path: Path) 
 
 def test_its_checksum_is_that_of_the_core() -> None:
     data = np.random.default_rng(1).bytes(1000)
-    assert crc32c(0, b"123456789") == 0xE3069283  # RFC 3720, appendix B.4, has the polynomial
+    assert crc32c(0, b"123456789") == 0xE3069283  # the polynomial is in RFC 3720, appendix B.4
     assert crc32c(7, data) == _core.crc32c(data, 7)

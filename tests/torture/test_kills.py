@@ -1,7 +1,7 @@
-"""Processes of the C core are killed at random, and nothing that they acknowledged is lost.
+"""Processes of the C core are killed at random, and no acknowledged item is lost.
 
-Each round has 250 kills and more, among forks, interrupts, restores, containers. With `--full`
-there are eight: 2,000 kills together.
+Each round has at least 250 kills, among forks, interrupts, restored copies and containers. With
+`--full` there are eight rounds, with 2,000 kills in total.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The campaign that runs what the default run of the tests leaves out."""
+"""The campaign that runs the cases which the default run of the tests leaves out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_the_crash_matrix_and_the_family_are_among_what_is_run_in_full() -> None
     assert "tests/crash/test_write.py" in found
     assert "tests/replay/test_conformance_sampling.py" in found
     assert "tests/torture/test_kills.py" in found
-    assert "tests/memory/format/test_sharing.py" in found  # for its seeds
+    assert "tests/memory/format/test_sharing.py" in found  # because of its seeds
 
 
 def test_all_cases_of_a_file_are_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The rules notice what they are there for: a sound history, and each way in which it is not."""
+"""The rules accept a correct history and report each kind of violation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORDS = Plan(16, 256, BATCH, 4096, 1, 1, 0.5)
 
 
 def played(folder: Path, plan: Plan) -> Path:
-    """A writer goes twice around a ring, and a learner samples and updates; the last is unheard."""
+    """A writer goes around a ring twice; a learner samples and updates, the last time unheard."""
     logs, rng = folder / "logs", np.random.default_rng(1)
     logs.mkdir()
     with (
@@ -82,14 +82,14 @@ def look(folder: Path) -> tuple[History, Image]:
 
 
 def of_ticket(image: Image, ticket: int) -> int:
-    """Slot of an item that is there."""
+    """Returns the slot of the item with this ticket."""
     slot = ticket % image.capacity
     assert image.tickets[slot] == ticket
     return slot
 
 
 def set_state(image: Image, ticket: int, state: int) -> None:
-    """As if the item of a ticket were not there, and nothing else were wrong."""
+    """Makes the item with this ticket look absent, with no other fault in the image."""
     slot = of_ticket(image, ticket)
     image.words[slot] = 0 if state == EMPTY else ticket << 2 | state
     image.length -= 1
@@ -212,7 +212,7 @@ def aborted_twice(history: History, image: Image) -> None:
 
 
 def updates_of(history: History, image: Image) -> np.ndarray:
-    """The last update of each item that is there."""
+    """Returns the last update of each item that is present."""
     return np.flatnonzero(np.isin(history.updates["ticket"], image.tickets[image.committed]))
 
 
@@ -254,27 +254,27 @@ def lock_left_by_an_interrupt(history: History, image: Image) -> None:
 
 
 def written_after_the_copy(history: History, image: Image) -> None:
-    """The copy was made before ticket 30 was written, and it is there."""
+    """The copy was made before ticket 30 was written, but the item is present."""
     moment = int(history.batches["began"][history.batches["ticket"] == 30][0])
     mark(history, Kind.COPIED, began=moment - 2, ended=moment - 1)
     mark(history, Kind.RESTORED, began=NEVER - 1, ended=NEVER - 1)
 
 
 def lost_in_a_copy(history: History, image: Image) -> None:
-    """The copy was made when all was written, and ticket 30 is missing."""
+    """The copy was made after all items were written, but ticket 30 is missing."""
     set_state(image, 30, EMPTY)
     put_back(history, image)
 
 
 def put_back(history: History, image: Image) -> None:
-    """As if a copy of all that is there had been put back, and nothing written since."""
+    """Simulates that a copy of all present items was put back and no item was written since."""
     mark(history, Kind.COPIED, began=NEVER - 3, ended=NEVER - 2, a=image.head - image.capacity)
     at, head, count = NEVER - 1, image.head, image.write_count
     mark(history, Kind.RESTORED, began=at, ended=at, a=head, b=count)
 
 
 def mark(history: History, kind: Kind, **fields: int) -> None:
-    """One more."""
+    """Adds one mark to the history."""
     row = np.zeros(1, EVENT)
     row["kind"] = kind
     for name, value in fields.items():
@@ -346,7 +346,7 @@ def test_what_was_put_back_may_lack_what_changed_while_it_was_copied(rows: Path)
     assert broken(history, image) == ""
     copied = history.marks["kind"] == Kind.COPIED
     moment = int(history.batches["began"][history.batches["ticket"] == 30][0])
-    history.marks["began"][copied] = moment  # before it was acknowledged
+    history.marks["began"][copied] = moment  # before the batch was acknowledged
     set_state(image, 30, EMPTY)
     assert not [rule for rule in violations(history, image) if rule.startswith(("H3", "H15"))]
 
@@ -369,7 +369,7 @@ def test_the_oldest_records_may_go_where_their_bytes_were_needed(records: Path) 
     oldest = int(image.tickets[image.committed].min())
     rules = Rules(history, image, RECORDS.mean_words)
     assert not list(rules.moved())
-    image.record_bytes = 2**20  # then there was no need to
+    image.record_bytes = 2**20  # the byte ring has space for all items
     assert f"of ticket {oldest - 1} is missing" in "\n".join(rules.lost())
 
 

@@ -1,4 +1,4 @@
-"""Nothing grows while processes come and go, and growth is noticed."""
+"""Memory and files do not grow while processes come and go, and growth is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learners of groups and windows, and those behind a gate, are killed at random."""
+"""Learners that take groups, windows or items of limited age are killed at random."""
 
 from __future__ import annotations
 

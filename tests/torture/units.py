@@ -1,12 +1,14 @@
-"""Random kills around samplers that give units whole: groups, windows of streams; a gate by age.
+"""Random kills around samplers that deliver complete units: groups, windows, and items by age.
 
     python -m tests.torture.units --seconds 60 --seed 1
 
-A case is a round for each kind. Units are of `SIZE` items, written at once or piece by piece.
-Learners take some under leases, with and without an end, acknowledge them, late or never, and all
-are killed at random. At the end, with nobody left, what is there is taken, and the accounts of all
-are compared (deliveries.py). A unit that was written at once is acknowledged once; one whose writer
-was between two pieces may be given up. Behind the gate nothing is older than it allows.
+A case is one round for each kind of unit. A unit has `SIZE` items, which are written at once or
+piece by piece. Learners take units with leases that may or may not have a time limit, acknowledge
+them, also late or never, and all are killed at random. When all processes have ended, the campaign
+takes what is left and compares the accounts of all learners (deliveries.py).
+
+A unit that was written at once is acknowledged once. A unit whose writer died between two pieces
+may be given up. With a staleness limit, no delivered item is older than the limit allows.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ def opened(path: Path, kind: str) -> TensorDictReplayBuffer:
     limiter = None
     if kind == "gate":
         each = {"max_staleness": STALENESS, "items_per_version": 2 * SIZE}
-        limiter = RateLimiter(**each, when_no_peer="wait")  # for a whole batch, of a version
+        limiter = RateLimiter(**each, when_no_peer="wait")  # for a whole batch of one version
     return TensorDictReplayBuffer(
         storage=LazyMemmapStorage(CAPACITY, scratch_dir=path, shared_init=True),
         sampler=KINDS[kind](),
@@ -78,7 +80,7 @@ def opened(path: Path, kind: str) -> TensorDictReplayBuffer:
 
 
 def pieces_of(who: int, first: int, at: int, count: int, version: int = 0) -> TensorDict:
-    """Some items of a unit; ``first`` is the number of its first item."""
+    """Makes some items of a unit; ``first`` is the number of the unit's first item."""
     key = torch.from_numpy(items.keys_of(who, first + at, count).astype(np.int64))
     done = torch.zeros(count, 1, dtype=torch.bool)
     done[-1] = at + count == SIZE
@@ -88,7 +90,7 @@ def pieces_of(who: int, first: int, at: int, count: int, version: int = 0) -> Te
 
 
 def write_on(actor: Actor, path: Path, kind: str) -> None:
-    """Units, one after the other: at once, or piece by piece."""
+    """Writes units one after the other, at once or piece by piece."""
     first = 0
     with opened(path, kind) as rb:
         while actor.goes_on():
@@ -110,7 +112,11 @@ def write_on(actor: Actor, path: Path, kind: str) -> None:
 
 
 def write(rb: Any, kind: str, who: int, first: int, at: int, count: int) -> int | None:
-    """The ticket of the first of these items; -1: they were refused; None: there was no room."""
+    """Writes some items of a unit.
+
+    Returns the ticket of the first item, -1 if the items were refused, and None if there was no
+    space.
+    """
     ring = rb.storage.engine().ring()
     try:
         if kind == "gate" and ring is not None:
@@ -127,7 +133,7 @@ def write(rb: Any, kind: str, who: int, first: int, at: int, count: int) -> int 
 
 
 def learn_on(actor: Actor, path: Path, kind: str) -> None:
-    """Takes; what it does with it is chance."""
+    """Takes units, and acknowledges, returns or keeps them at random."""
     chair = actor.who // items.LIVES
     with opened(path, kind) as rb, Account(actor.log.folder, chair, actor.who) as own:
         while actor.goes_on():
@@ -144,7 +150,7 @@ def learn_on(actor: Actor, path: Path, kind: str) -> None:
 
 
 def take(rb: Any, kind: str, own: Account, lease_s: float) -> Any:
-    """A batch of whole units, noted; None: there is none now."""
+    """Takes and notes a batch of complete units; returns None if there is none at present."""
     began = time.monotonic_ns()
     version = consumer_version.read(rb.storage.engine().seat)
     try:
@@ -165,15 +171,16 @@ def take(rb: Any, kind: str, own: Account, lease_s: float) -> Any:
 
 
 def taken_of(batch: Any) -> LeasedItems:
-    """Each part has a lease of its own; the first stands for all in an account."""
+    """Returns the leases of a batch. The lease of the first part stands for all in an account."""
     slots, tickets = batch["index"].numpy().reshape(-1), batch["index_generation"].numpy()
     return LeasedItems(slots, tickets.reshape(-1), int(batch["index_lease"].reshape(-1)[0]))
 
 
 def acknowledge(rb: Any, own: Account, batch: Any) -> None:
-    """All at once; where a unit was refused, one by one, to know which: twice is as once.
+    """Acknowledges all units in one call; if any is refused, again one by one to learn which.
 
-    But for items that were written over or given again in between: nobody knows of those.
+    A second acknowledgement of an item counts as the first one. Items that were overwritten or
+    delivered again between the two calls are the exception, because their outcome is unknown.
     """
     taken = taken_of(batch)
     own.acknowledging(0, taken)
@@ -188,7 +195,7 @@ def acknowledge(rb: Any, own: Account, batch: Any) -> None:
 
 
 def violations(found: Deliveries, at_once: set[int]) -> list[str]:
-    """Of units that were given up in pieces, nothing is missed."""
+    """Returns violations, without those for items of units that were written piece by piece."""
     missed = re.compile(r"D1:.* (\d+)\)?$")
     return [
         text
@@ -198,7 +205,7 @@ def violations(found: Deliveries, at_once: set[int]) -> list[str]:
 
 
 def round_of_kills(folder: Path, seed: int, kind: str, *, kills: int = KILLS) -> Figures:
-    """One directory, about so many kills; what was checked."""
+    """Plays a round in one directory with about ``kills`` kills; returns what was checked."""
     folder.mkdir()
     rng, path, chairs = np.random.default_rng(seed), folder / "buffer", CHAIRS[kind]
     with opened(path, kind) as rb:
@@ -210,12 +217,12 @@ def round_of_kills(folder: Path, seed: int, kind: str, *, kills: int = KILLS) ->
     figures: Figures = {"rounds": 1, "kills": 0}
 
     def finish() -> Figures:
-        """With nobody left."""
+        """Takes what is left, after all processes have ended."""
         last = items.who_of(len(chairs) + 1, 1)
         with opened(path, kind) as rb, Account(arena.logs, len(chairs) + 1, last) as own:
             engine = rb.storage.engine()
             settle(engine)
-            rb.rate_limiter = None  # the last batch has what is left
+            rb.rate_limiter = None  # the last batch takes what is left
             while (batch := take(rb, kind, own, math.inf)) is not None:
                 acknowledge(rb, own, batch)
                 if kind == "gate":
@@ -248,7 +255,7 @@ def round_of_kills(folder: Path, seed: int, kind: str, *, kills: int = KILLS) ->
 
 
 def case(folder: Path, seed: int) -> Figures:
-    """A round for each kind."""
+    """Plays one round for each kind of unit."""
     figures: Figures = {}
     for kind in KINDS:
         added(figures, round_of_kills(folder / kind, seed, kind))
@@ -256,7 +263,7 @@ def case(folder: Path, seed: int) -> Figures:
 
 
 def campaign(seconds: float, seed: int, say: Say) -> Figures:
-    """Cases for about ``seconds``, and at least one."""
+    """Plays cases for about ``seconds`` seconds, and at least one."""
     torch.set_num_threads(1)
     return rounds(__spec__.name, case, seconds, seed, say)
 

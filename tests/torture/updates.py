@@ -1,4 +1,4 @@
-"""H9: an update that was acknowledged is seen until the next one, and no other item gets it."""
+"""H9: an acknowledged update applies until the next one, and to no other item."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def broken_priorities(
     since: int,
     uncertain: NDArray[np.bool_],
 ) -> Iterator[str]:
-    """What is wrong with the priorities of the items that are there.
+    """Describes what is wrong with the priorities of the items that are present.
 
     Args:
-        updates: `History.updates`.
-        image: what is there.
-        keys: of its committed slots.
-        since: when a copy was last put back; what was acknowledged before need not be seen.
-        uncertain: of these items no priority is known: they were copied while they changed.
+        updates: the updates, as in `History.updates`.
+        image: the contents of the directory.
+        keys: the keys of its committed slots.
+        since: when a copy was last put back. Updates that were acknowledged before may be missing.
+        uncertain: items without a known priority, because they were copied while they changed.
     """
     updates = updates[np.argsort(updates["key"], kind="stable")]
     returned = updates[(updates["ended"] != NEVER) & (updates["began"] >= since)]
@@ -55,7 +55,7 @@ def broken_priorities(
 
 
 def _latest(returned: NDArray[Any], tickets: NDArray[np.int64]) -> dict[int, int]:
-    """Ticket -> when the last update began of those that have returned."""
+    """Returns when the last update of each ticket began, among updates that have returned."""
     there = returned[np.isin(returned["ticket"], tickets)]
     latest: dict[int, int] = {}
     for ticket, began in zip(there["ticket"].tolist(), there["began"].tolist(), strict=True):
@@ -64,7 +64,7 @@ def _latest(returned: NDArray[Any], tickets: NDArray[np.int64]) -> dict[int, int
 
 
 def _applied(returned: NDArray[Any], tickets: NDArray[np.int64]) -> Iterator[str]:
-    """As many rows of a call were applied, at least, as items that it named are still there."""
+    """H9: a call applied at least as many rows as it named items that are still present."""
     whose = returned["key"].astype(np.int64) >> 32
     _, first, call = np.unique(
         np.stack([whose, returned["ended"]], axis=1),

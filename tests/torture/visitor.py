@@ -1,4 +1,4 @@
-"""A process interrupted while it uses the core: in each call that waits, locks or writes."""
+"""A process that is interrupted while it uses the core, in calls that wait, lock or write."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ VERBS = {
 
 
 class CoreVisitor:
-    """A client that comes and goes.
+    """A client that joins the buffer and leaves it again.
 
     Args:
-        actor: its account.
-        path: the directory that all share; it makes another one beside it, too.
-        plan: of the round.
+        actor: the account of the process.
+        path: the directory that all processes share. The client creates another one beside it.
+        plan: the plan of the round.
     """
 
     def __init__(self, actor: Actor, path: Path, plan: Plan) -> None:
@@ -59,7 +59,7 @@ class CoreVisitor:
         if verb in ("write", "learn"):
             once = write_once if verb == "write" else learn_once
             before = self._number
-            self._number += self.plan.batch + 16  # nothing is numbered twice, whatever comes
+            self._number += self.plan.batch + 16  # after any interrupt, no number is used twice
             once(self.actor, ring, self.plan, before)
             look(self.actor, engine, ring)
         elif verb == "flush":
@@ -76,7 +76,7 @@ class CoreVisitor:
             self._write_first()
 
     def _write_first(self) -> None:
-        """Makes a buffer, or goes on with one that it was interrupted or killed in; removes it."""
+        """Creates a buffer, or continues one that an earlier life has begun, and removes it."""
         with Engine.open(self._own, self.plan.settings) as engine:
             ring = engine.define(self.plan.schema)
             write(ring, items.keys_of(self.actor.who, 0, 1), self.plan)
