@@ -1,1 +1,1 @@
-"""The exhaustive small model of the slot protocol."""
+"""Exhaustive small models of the slot protocol and of other protocols."""

@@ -1,14 +1,14 @@
-"""The gate by age as an exhaustive small model: is what is learned from young, and enough?
+"""An exhaustive small model of the staleness limit.
 
     Ages ──explore──▶ all states that can be reached ──▶ the largest staleness, runs that end early
 
-Collectors reserve, roll out, claim and commit an item each; learners take batches in order, train,
-acknowledge, and publish a version of each batch, up to the last version. All may die between two
-locked sections, and are followed by others. A section is one step, because the mutex is held; the
-deaths within one are those of `tests/crash`.
+Collectors reserve, roll out, claim and commit one item at a time. Learners take batches in order,
+train, acknowledge, and publish one version per batch, up to the last version. Any process may die
+between two locked sections, and another one takes its place. A section is one step, because the
+process holds the mutex. `tests/crash` tries the deaths within a section.
 
-Nothing in it goes round in a circle unless somebody refuses for ever, so a run that goes wrong is
-one that ends before the last version, or does not end.
+The search finds runs in which learners use items that are too old, runs that end before the last
+version, and runs that need not end.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: Where a collector is: it asks for room; it rolls out; its claim is open.
+#: States of a collector. ASKS: it asks for space; ROLLS: it rolls out; WRITES: its claim is open.
 ASKS, ROLLS, WRITES = range(3)
-#: Where a learner is. AWAY: dead, or not there yet; COMES: it has taken nothing yet; WAITS: it has;
-#: LEARNS: it holds a batch; ACKED: it has acknowledged that, and not published.
+#: States of a learner. AWAY: it is dead or has not joined yet. COMES: it has taken nothing yet.
+#: WAITS: it has taken something before. LEARNS: it holds a batch. ACKED: it has acknowledged the
+#: batch and has not published.
 AWAY, COMES, WAITS, LEARNS, ACKED = range(5)
 WRITTEN = -1
 AGAIN = 99
-"""For the version of an item that comes again, when other learners have gone on meanwhile."""
+"""Version of an item that is delivered again after other learners have published."""
 
 
 class Collector(NamedTuple):
     at: int = ASKS
-    version: int = 0  # of the policy that it rolls out with
-    place: int = 0  # of its claim
+    version: int = 0  # of the policy with which it rolls out
+    place: int = 0  # place in the queue of its claim
 
 
 class Learner(NamedTuple):
@@ -38,34 +39,34 @@ class Learner(NamedTuple):
 
 
 class Item(NamedTuple):
-    """In the order of tickets: who writes it, or WRITTEN."""
+    """An item of the queue, in the order of tickets, with its writer or WRITTEN."""
 
     writer: int
     version: int
 
 
 class State(NamedTuple):
-    version: int  # of the learners
-    written: int  # as write_count
-    first: int  # as inserts_base
-    began: int  # as version_base
-    queue: tuple[Item, ...]  # that nobody holds; what the dead held comes first
+    version: int  # published by the learners
+    written: int  # like write_count
+    first: int  # like inserts_base
+    began: int  # like version_base
+    queue: tuple[Item, ...]  # items that no learner holds; those that dead learners held come first
     collectors: tuple[Collector, ...]
     learners: tuple[Learner, ...]
-    deaths: int  # that may still happen
-    staleness: int = 0  # ghost: the largest so far
+    deaths: int  # deaths that may still happen
+    staleness: int = 0  # ghost: the largest staleness so far
 
 
 class Ages(NamedTuple):
-    """A scenario.
+    """The parameters of a search.
 
     Attributes:
-        staleness, batch: of the limiter: max_staleness, items_per_version.
-        collectors, learners: how many.
+        staleness, batch: max_staleness and items_per_version of the limiter.
+        collectors, learners: number of processes of each kind.
         last: the version at which a run is over.
-        deaths: how many may be killed, of both sides.
-        publishes_first: whether a learner that comes publishes before it takes anything.
-        broken: rules that are switched off.
+        deaths: how many processes of both kinds may be killed.
+        publishes_first: whether a learner publishes before it first takes items.
+        broken: names of rules that are switched off.
     """
 
     staleness: int
@@ -119,11 +120,11 @@ class Ages(NamedTuple):
             yield _collector(committed, number, Collector())
 
     def _begun(self, state: State) -> State:
-        """What is published before anything is written does not count."""
+        """Sets the version base if there are no items, so that earlier versions do not count."""
         return state._replace(began=state.version) if self._open(state) == state.first else state
 
     def _open(self, state: State) -> int:
-        """Written, in flight and reserved."""
+        """Counts the items that are written, in flight or reserved."""
         return state.written + sum(one.at != ASKS for one in state.collectors)
 
     def _allowed(self, state: State) -> int:
@@ -180,13 +181,13 @@ class Ages(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
-        states: how many there are.
-        staleness: the largest that was learned from.
-        early: runs that end before the last version.
-        circles: runs that need not end.
+        states: number of states.
+        staleness: the largest staleness of an item that was learned from.
+        early: number of runs that end before the last version.
+        circles: number of steps that lead back to an earlier state of the same run.
     """
 
     states: int
@@ -196,7 +197,7 @@ class Found(NamedTuple):
 
 
 def explore(ages: Ages) -> Found:
-    """Every state that can be reached, depth first: a state that leads to itself is a circle."""
+    """Visits every state depth first; a state that leads to itself is counted as a circle."""
     start = ages.start()
     done: set[State] = set()
     under_way = {start}

@@ -1,9 +1,9 @@
-"""Random scenarios of the model: small ones searched to the end, large ones walked by lot.
+"""Random scenarios of the model: exhaustive searches of small ones, random walks in large ones.
 
     python -m tests.model.campaign --seconds 60 --seed 1
 
-A search visits every state of its scenario, or as many as there is room for; a walk takes one step
-after the other, each drawn by lot, until everybody is at an end, and looks at every state on it.
+A search visits every state of its scenario, up to a limit on their number. A walk takes random
+steps until every process has reached its end, and checks every state on its way.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.model.state import (
 )
 from tests.torture.command import Figures, Say, main, repeatable, seeds
 
-#: States of a search: 1 GB of memory at most.
+#: Largest number of states in a search, which take 1 GB of memory at most.
 SEARCH_STATES = 1_000_000
-#: Steps of a walk, of which nearly all take less than a thousand.
+#: Largest number of steps in a walk. Nearly all walks take less than a thousand.
 WALK_STEPS = 100_000
 WALKS_A_SCENARIO = 200
 
@@ -58,7 +58,7 @@ def learner(rng: random.Random, calls: int) -> tuple[Op, ...]:
 
 
 def random_scenario(rng: random.Random, *, clients: int, calls: int) -> Scenario:
-    """Two writers at least share the ring, so that there is something to go wrong."""
+    """Draws a scenario in which at least two writers share the ring."""
     capacity = rng.choice((2, 3))
 
     def how_many() -> int:
@@ -98,7 +98,7 @@ def random_scenario(rng: random.Random, *, clients: int, calls: int) -> Scenario
 
 
 def walk(scenario: Scenario, rng: random.Random) -> int:
-    """Take steps by lot until everybody is at an end, and return how many there were."""
+    """Takes random steps until every process has reached its end; returns their number."""
     model = Model(scenario)
     state = model.first_state()
     trace: list[str] = []
@@ -125,7 +125,7 @@ def _told(rule: str, scenario: Scenario, trace: list[str]) -> str:
 
 
 def campaign(seconds: float, seed: int, say: Say) -> Figures:
-    """Search and walk random scenarios for about ``seconds``."""
+    """Searches and walks random scenarios for about ``seconds`` seconds."""
     figures: Figures = dict.fromkeys(
         ("scenarios", "searched_to_the_end", "states", "transitions", "walks", "steps"), 0
     )

@@ -1,4 +1,4 @@
-"""How clients come, go and die."""
+"""Steps in which clients join, leave and die."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.model.state import (
 
 
 class Clients(Mending):
-    """Join, leave, look, death."""
+    """Steps of joining, leaving and looking, and the deaths of processes."""
 
     def join_started(self, s: bytearray, b: int) -> str | None:
-        """Under the lock of initialisation: a free entry, or a dead one, reaped first."""
+        """Takes the initialisation lock and finds a free entry, or a dead one to reap first."""
         early = not s[READY] and "joined before READY" not in self.broken
         if s[INIT] not in (0, b) or early or self.op(s, b).kind == "recover":
             return None
@@ -52,18 +52,18 @@ class Clients(Mending):
         return "join.started"
 
     def join_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock."""
+        """Takes the mutex."""
         return self.lock(s, b, "join.locked", At.JOIN_TAKEN)
 
     def join_taken(self, s: bytearray, b: int) -> str:
-        """The entry, in a new incarnation."""
+        """Takes the entry, with a new incarnation."""
         self.take(s, b, s[b + TARGET])
         s[b + TARGET] = 0
         s[b] = At.JOIN_UNLOCKED
         return "join.taken"
 
     def join_unlocked(self, s: bytearray, b: int) -> str:
-        """Unlock, both."""
+        """Releases the mutex and the initialisation lock."""
         if "entry taken without the mutex" not in self.broken:
             self.unlock(s, b)
         s[INIT] = 0
@@ -71,11 +71,11 @@ class Clients(Mending):
         return "join.unlocked"
 
     def leave_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock."""
+        """Takes the mutex."""
         return self.lock(s, b, "leave.locked", At.LEAVE_CLAIM)
 
     def leave_claim(self, s: bytearray, b: int) -> str:
-        """What is open is given back; here that is a turn at most."""
+        """Gives back what the client has open, which in this model is a queue position at most."""
         self.give_turn_back(s, s[b + ENTRY])
         s[b] = At.LEAVE_UNLOCKED
         if "entry freed under the mutex" in self.broken:
@@ -83,7 +83,7 @@ class Clients(Mending):
         return "leave.claim"
 
     def leave_unlocked(self, s: bytearray, b: int) -> str:
-        """Unlock, while the entry still says that somebody is alive."""
+        """Releases the mutex while the entry still says that the client is alive."""
         self.unlock(s, b)
         s[b] = At.LEAVE_FREED
         if "entry freed under the mutex" in self.broken:
@@ -91,7 +91,7 @@ class Clients(Mending):
         return "leave.unlocked"
 
     def leave_freed(self, s: bytearray, b: int) -> str:
-        """One store, and the last one: from here on somebody else may recover."""
+        """Frees the entry with a single, last store. From here on another process may recover."""
         self.free(s, s[b + ENTRY])
         s[b + ENTRY] = 0
         if "entry freed under the mutex" in self.broken:
@@ -100,10 +100,10 @@ class Clients(Mending):
             self.next_op(s, b)
         return "leave.freed"
 
-    # Look: a process that takes the mutex holds an entry, or the lock of initialisation.
+    # Look: a process that takes the mutex holds an entry or the initialisation lock.
 
     def look_started(self, s: bytearray, b: int) -> str | None:
-        """With that lock nobody recovers meanwhile, even if all others die."""
+        """Takes the initialisation lock, so that no process recovers even if all others die."""
         if s[INIT] or not s[READY] or self.nobody_lives(s):
             return None
         if "onlooker holds nothing" not in self.broken:
@@ -112,26 +112,26 @@ class Clients(Mending):
         return "look.started"
 
     def look_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock."""
+        """Takes the mutex."""
         return self.lock(s, b, "look.locked", At.LOOK_UNLOCKED)
 
     def look_unlocked(self, s: bytearray, b: int) -> str:
-        """Unlock, both."""
+        """Releases the mutex and the initialisation lock."""
         self.unlock(s, b)
         if s[INIT] == b:
             s[INIT] = 0
         self.next_op(s, b)
         return "look.unlocked"
 
-    # Death.
+    # Death
 
     def shown_dead(self, s: bytearray, b: int) -> str:
-        """The kernel shows a death."""
+        """The kernel shows that a process is dead."""
         self.bury(s, b)
         return "shown dead"
 
     def bury(self, s: bytearray, b: int) -> None:
-        """Take the process away; a newcomer is followed by another."""
+        """Removes a dead process; another newcomer takes the place of a newcomer."""
         for e in self.entries:
             if s[e + OWNER] == b:
                 s[e + OWNER] = 0
@@ -139,7 +139,7 @@ class Clients(Mending):
         s[b] = STARTS[self.program[b][0].kind] if b in self.newcomers else At.DEAD
 
     def kill(self, s: bytearray, b: int, *, slowly: bool) -> None:
-        """End a process where it stands; its locks are given up before its death is shown."""
+        """Ends a process at its current step. Its locks are released before its death is shown."""
         if s[MUTEX] == b:
             s[MUTEX] = OWNER_DEAD
         if s[INIT] == b:
@@ -151,7 +151,7 @@ class Clients(Mending):
             self.bury(s, b)
 
     def may_die(self, s: bytes, b: int) -> bool:
-        """Say whether a death of this process is still to be tried."""
+        """True if the death of this process is still to be tried in this state."""
         pc = s[b]
         if pc in NOT_TO_KILL:
             return False

@@ -1,15 +1,16 @@
-"""Consumers as an exhaustive small model: who is given which item, and who has done with it.
+"""An exhaustive small model of consumers: which learner holds which item, and which are done.
 
     Consuming ──explore──▶ all states that can be reached ──▶ broken rules, states without a way on
 
-Writers claim and commit, and wait for the slowest consumer; learners take items of their consumer
-under a lease, acknowledge them (late, and twice), or give them back. A lease may run out at any
-time. A locked section is told store by store, in the order of `_native/core/ledger.c` and by the
-names of its crash points: nobody else sees what is between them, so a section is taken whole, or
-ends with a death behind one of its stores. Who comes next repairs, and may die in that.
+Writers claim and commit, and wait for the slowest consumer. Learners take items of their consumer
+under a lease, acknowledge them (also late, or twice), or return them. A lease may run out at any
+time. The model follows a locked section store by store, in the order of `_native/core/ledger.c` and
+with the names of its crash points. Other processes cannot see the states between two stores, so a
+section runs to its end, or it ends with a death after one of its stores. The next process then
+repairs the ledger, and may die during the repair.
 
-A ghost is what an onlooker who saw everything would remember: how often each item was
-acknowledged, under which lease it was given last, and which were committed.
+A ghost is a value that an observer of all steps would remember. The ghosts are how often each item
+was acknowledged, under which lease it was last delivered, and which items were committed.
 """
 
 from __future__ import annotations
@@ -22,29 +23,31 @@ from typing import NamedTuple
 
 from tests.model.state import ABORTED, COMMITTED, EMPTY, WRITING, fail
 
-#: Where a client is. ASKS: before its claim or take; SLEEPS: a writer, refused; WRITES: its claim
-#: is open; HOLDS: a learner has items; TWICE: it may acknowledge them once again; WAKES: it has
-#: acknowledged, and not told the writers yet; DEAD: and in the registry; GONE: not any more.
+#: States of a client. ASKS: before its claim or take; SLEEPS: a writer that was refused; WRITES:
+#: its claim is open; HOLDS: a learner has items; TWICE: it may acknowledge them a second time;
+#: WAKES: it has acknowledged, and has not woken the writers yet; DEAD: its entry is in the
+#: registry; GONE: its entry has been freed.
 ASKS, SLEEPS, WRITES, HOLDS, TWICE, WAKES, DEAD, GONE = range(8)
 WRITER = -1
-LEASES = 4  # of each consumer
+LEASES = 4  # per consumer
 
-#: Crash points of `consume` that are no stores of this model: a consumer is opened and removed.
+#: Crash points of `consume` that are no stores of this model, in which no consumer is opened or
+#: removed.
 OPENING = ("consume.cleared", "consume.opened", "consume.begun", "consume.counted")
 NOT_MODELLED = (*OPENING, "consume.removed")
 
 
 class Client(NamedTuple):
-    """One client, with what it remembers."""
+    """A client and its local variables."""
 
     consumer: int  # or WRITER
     count: int = 1
     at: int = ASKS
     woken: bool = False
-    ticket: int = -1  # of its open claim
+    ticket: int = -1  # ticket of its open claim
     lease: int = 0
-    items: tuple[int, ...] = ()  # tickets
-    then: int = ASKS  # where it goes from WAKES
+    items: tuple[int, ...] = ()  # tickets of the items that it holds
+    then: int = ASKS  # next state after WAKES
 
 
 @dataclass
@@ -59,7 +62,7 @@ class Lease:
 
 @dataclass
 class Note:
-    """What a consumer has noted of a slot."""
+    """The note of a consumer on one slot."""
 
     ticket: int = -1
     leased: bool = False
@@ -75,7 +78,7 @@ class Ghost:
 
 @dataclass
 class Book:
-    """One consumer's part of the ledger."""
+    """The part of the ledger that belongs to one consumer."""
 
     next: int = 0
     floor: int = 0
@@ -85,7 +88,7 @@ class Book:
     ghosts: list[Ghost] = field(default_factory=list)
 
     def noted(self, slot: int, ticket: int) -> Note:
-        """What it says of that item; nothing, where it was noted of another one."""
+        """Returns the note on this item, or an empty one if the slot's note is on another item."""
         note = self.notes[slot]
         return note if note.ticket == ticket else Note()
 
@@ -96,12 +99,12 @@ class Book:
 
 @dataclass
 class Memory:
-    """What the processes share. The mutex is free between two steps, or its owner has died."""
+    """The shared memory. Between two steps the mutex is free, or its owner has died."""
 
-    words: list[tuple[int, int]]  # ticket, state
+    words: list[tuple[int, int]]  # ticket and state of each slot
     books: list[Book]
     head: int = 0
-    left: bool = False  # the mutex, by a dead owner
+    left: bool = False  # a dead owner has left the mutex
     next_lease: int = 1
     committed: tuple[int, ...] = ()  # ghost
 
@@ -110,22 +113,22 @@ class State(NamedTuple):
     shared: str
     clients: tuple[Client, ...]
     deaths: int
-    ends: int  # leases that may still run out, or be given back
+    ends: int  # leases that may still run out or be returned
 
 
 class Consuming(NamedTuple):
-    """A scenario.
+    """The parameters of a search.
 
     Attributes:
-        capacity: slots.
-        items: that are written, by all writers together.
-        writers: how many.
-        learners: consumer and most items of a take, for each.
-        times: how often an item is to be acknowledged.
+        capacity: number of slots.
+        items: number of items that all writers together write.
+        writers: number of writers.
+        learners: for each learner, its consumer and the largest number of items that it takes.
+        times: how often each item has to be acknowledged.
         deaths: how many clients may be killed.
         ends: how many leases may run out.
-        gives_back: learners may give back what they have taken, as often as leases may run out.
-        broken: rules that are switched off.
+        gives_back: whether learners may return items. Each return counts as a lease that runs out.
+        broken: names of rules that are switched off.
     """
 
     capacity: int
@@ -140,13 +143,13 @@ class Consuming(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
-        states: how many there are.
+        states: number of states.
         wedged: states from which some item of a consumer with a living learner is never done, or a
-            living writer never goes on.
-        points: crash points that were passed.
+            living writer never continues.
+        points: the crash points that were passed.
     """
 
     states: int
@@ -155,7 +158,7 @@ class Found(NamedTuple):
 
 
 class _Search:
-    """The steps of a scenario. Frozen memory is thawed for each section, and changed there."""
+    """The steps of a scenario. Each section works on a mutable copy of the frozen memory."""
 
     def __init__(self, scenario: Consuming) -> None:
         self.of = scenario
@@ -185,7 +188,7 @@ class _Search:
         memory = Memory([(-1, EMPTY)] * of.capacity, books)
         return State(self.freeze(memory), tuple(clients), of.deaths, of.ends)
 
-    # What a client does
+    # Steps of a client
 
     def steps(self, state: State) -> Iterator[State]:
         for number, me in enumerate(state.clients):
@@ -227,7 +230,7 @@ class _Search:
         me: Client,
         does: Callable[[State, Memory, int, Client], Iterator[str | Client | State]],
     ) -> Iterator[State]:
-        """With the mutex: to its end, or to a death behind one of its stores."""
+        """Runs a section under the mutex, to its end or to a death after one of its stores."""
         memory = deepcopy(self.frozen[state.shared])
         dead = me._replace(at=DEAD)
         stores: Iterator[str | Client | State]
@@ -303,7 +306,7 @@ class _Search:
     # Learners
 
     def _is_there(self, memory: Memory, place: int) -> int:
-        """The state of the item in a place; EMPTY: it is gone."""
+        """Returns the state of the item at a place, or EMPTY if the item is gone."""
         ticket, word = memory.words[place % self.of.capacity]
         return word if ticket == place and word in (WRITING, COMMITTED) else EMPTY
 
@@ -473,7 +476,7 @@ class _Search:
             yield "consume.freed"
 
     def _repair(self, state: State, memory: Memory) -> Iterator[str]:
-        """As `shmb_repair_ledger`."""
+        """Repairs the ledger like `shmb_repair_ledger`."""
         for book in memory.books:
             if not self.breaks("leases are not counted again"):
                 yield from self._count_leases(memory, book)
@@ -507,10 +510,10 @@ class _Search:
         book.open = sum(lease.id != 0 for lease in book.leases)
         yield "consume.repaired"
 
-    # What is to be
+    # Final states
 
     def is_settled(self, state: State) -> bool:
-        """Nothing is left to do for those who live."""
+        """True if the clients that are alive have nothing left to do."""
         memory = self.frozen[state.shared]
         lives = {client.consumer for client in state.clients if client.at not in (DEAD, GONE)}
         theirs = [book for which, book in enumerate(memory.books) if which in lives]
@@ -520,7 +523,7 @@ class _Search:
 
 
 def explore(scenario: Consuming, limit: int = 10**6) -> Found:
-    """Every state that can be reached. Raises ViolationError."""
+    """Visits every state that can be reached; raises ViolationError if a rule is broken."""
     search = _Search(scenario)
     preceding: dict[State, list[State]] = {search.first(): []}
     trace = deque(preceding)

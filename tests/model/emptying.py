@@ -1,4 +1,4 @@
-"""How all items go at once."""
+"""The steps of `empty()`, which removes all items at once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.model.state import (
 
 
 class Emptying(Shared):
-    """`empty()`."""
+    """The steps of `empty()`."""
 
     def empty_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock."""
+        """Takes the mutex."""
         return self.lock(s, b, "empty.locked", At.EMPTY_NOTED)
 
     def empty_noted(self, s: bytearray, b: int) -> str:
-        """The tickets up to the next lap, and what `write_count` will be."""
+        """Notes the tickets up to the next lap, and the final value of `write_count`."""
         e = s[b + ENTRY]
         s[e + FIRST], s[e + SPAN] = s[HEAD], -s[HEAD] % self.n
         goal = s[COUNT] if self.op(s, b).size else 0
@@ -40,7 +40,7 @@ class Emptying(Shared):
         return "empty.noted"
 
     def empty_emptying(self, s: bytearray, b: int) -> str:
-        """One store decides that all items are gone."""
+        """Decides with one store that all items are gone."""
         s[s[b + ENTRY] + PHASE] = EMPTYING
         for i in range(self.n):
             word = s[self.word + i]
@@ -55,14 +55,14 @@ class Emptying(Shared):
         return "empty.emptying"
 
     def empty_head(self, s: bytearray, b: int) -> str:
-        """The ring begins at slot 0 again."""
+        """Moves the head so that the ring begins at slot 0 again."""
         e = s[b + ENTRY]
         self.set_head(s, s[e + FIRST] + s[e + SPAN])
         s[b] = At.EMPTY_LEAF
         return "empty.head"
 
     def empty_leaf(self, s: bytearray, b: int) -> str:
-        """Every slot but those being written: its leaf."""
+        """Clears the leaf of the next slot, unless the slot is being written."""
         if not self.next_to_empty(s, b):
             return self.empty_parents(s, b)
         self.unmass(s, s[b + K])
@@ -70,30 +70,30 @@ class Emptying(Shared):
         return "empty.leaf"
 
     def empty_word(self, s: bytearray, b: int) -> str:
-        """Its word."""
+        """Clears the word of that slot."""
         self.empty_slot(s, b)
         s[b] = At.EMPTY_LEAF
         return "empty.word"
 
     def empty_parents(self, s: bytearray, b: int) -> str:
-        """The parents."""
+        """Recomputes the parents."""
         s[b] = At.EMPTY_PARENTS
         return self.climb(s, b, "empty.parents", At.EMPTY_COUNT)
 
     def empty_count(self, s: bytearray, b: int) -> str:
-        """`write_count`."""
+        """Sets `write_count`."""
         self.finish_count(s, s[b + ENTRY])
         s[b] = At.EMPTY_IDLE
         return "empty.count"
 
     def empty_idle(self, s: bytearray, b: int) -> str:
-        """The claim is closed."""
+        """Closes the claim."""
         s[s[b + ENTRY] + PHASE] = IDLE
         s[b] = At.EMPTY_UNLOCKED
         return "empty.idle"
 
     def empty_unlocked(self, s: bytearray, b: int) -> str:
-        """Unlock."""
+        """Releases the mutex."""
         self.unlock(s, b)
         if s[HEAD] % self.n:
             fail("after empty() the ring begins at slot 0")

@@ -1,15 +1,15 @@
-"""Flow control as an exhaustive small model: who waits for the other side, and who wakes them.
+"""An exhaustive small model of flow control: which side waits for the other, and who wakes it.
 
-    Flow ──explore──▶ all states that can be reached ──▶ lost wake-ups, deadlocks, who never goes on
+    Flow ──explore──▶ all states that can be reached ──▶ lost wake-ups, deadlocks, stuck clients
 
-A writer claims, fills and commits; a sampler draws; each for ever. What the limiter decides and
-what a claim or a commit changes is one step, because the mutex is held; between unlocking and
-waking, and between registering and sleeping, all others may take steps. Counts are kept as far as
-the limiter looks: how far the inserts are ahead, and how many of the first `min_size` elements are
-there, so that endless programs have a finite number of states.
+Writers claim, fill and commit, and samplers draw, without end. A decision of the limiter together
+with the changes of a claim or a commit is one step, because the process holds the mutex. Other
+processes may take steps between unlocking and waking, and between registering and sleeping. The
+model keeps only the counts that the limiter reads: how far inserts are ahead, and how many of the
+first `min_size` elements are present. Endless programs therefore have a finite number of states.
 
-The steps inside of a locked section, and the deaths in them, are what `tests/crash/test_flow.py`
-goes through; here a death is one between the sections, and leaves what is in the registry.
+Here a death happens between two sections and leaves what is in the registry.
+`tests/crash/test_flow.py` tries the steps and the deaths inside of a locked section.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 WRITER, SAMPLER = 0, 1
-#: Where a client is. ASKS: before the locked section; SLEEPS: registered, on the futex; FILLS: its
-#: claim is open; WAKES: it has changed something, and has not told it yet.
-#: HOLDS: it has reserved, and its claim comes later.
+#: States of a client. ASKS: before the locked section. REGISTERS: about to register. SLEEPS:
+#: registered, on the futex. FILLS: its claim is open. WAKES: it has changed the counts and has not
+#: woken the others yet. HOLDS: it has reserved space, and its claim comes later.
 ASKS, SLEEPS, FILLS, WAKES, DEAD, REGISTERS, HOLDS = range(7)
 
 
 class Client(NamedTuple):
-    """One client, and what the registry says of it."""
+    """A client, with its part of the registry."""
 
     side: int
     batch: int
     at: int = ASKS
     waits: bool = False  # registered as waiting
-    woken: bool = False  # the futex has changed since it looked
+    woken: bool = False  # the futex has changed since it was read
     open: bool = False  # a claim in the registry
     held: bool = False  # a reservation in the ledger
 
 
 class State(NamedTuple):
     ahead: int  # inserts * ratio - draws, without open claims
-    there: int  # elements, up to min_size
-    deaths: int  # that may still happen
+    there: int  # number of elements, up to min_size
+    deaths: int  # deaths that may still happen
     clients: tuple[Client, ...]
 
 
 class Flow(NamedTuple):
-    """A scenario.
+    """The parameters of a search.
 
     Attributes:
         ratio: samples per insert.
-        buffer: how far both sides may be apart, in half samples, so that it can be one.
-        min_size: elements that have to be there.
-        writes, draws: batches of the writers and of the samplers.
+        buffer: the error buffer, which is how far one side may be ahead, in half samples.
+        min_size: number of elements that must be present.
+        writes, draws: batch sizes of the writers and of the samplers.
         deaths: how many clients may be killed.
-        broken: rules that are switched off.
-        reserving: writers reserve before they claim, and may give back.
+        broken: names of rules that are switched off.
+        reserving: whether writers reserve before they claim, and may give the reservation back.
     """
 
     ratio: int
@@ -68,7 +68,7 @@ class Flow(NamedTuple):
 
     @property
     def enough(self) -> int:
-        """The error buffer that is said to be enough, in half samples."""
+        """The error buffer that is documented as sufficient, in half samples."""
         return max(self.writes) * self.ratio + max(self.draws)
 
     def first(self) -> State:
@@ -78,7 +78,7 @@ class Flow(NamedTuple):
         return State(-self.min_size * self.ratio, 0, self.deaths, tuple(clients))
 
     def admits(self, state: State, client: Client) -> bool:
-        """As limiter.c decides."""
+        """Decides like limiter.c whether the client may go on."""
         if client.side == SAMPLER:
             enough = state.there >= self.min_size
             return enough and 2 * (state.ahead - client.batch) >= -self.buffer
@@ -114,12 +114,12 @@ class Flow(NamedTuple):
             if me.woken:
                 yield _with(state, number, me._replace(at=ASKS))
             dead = [n for n, other in enumerate(state.clients) if _is_left(other)]
-            if dead and "the dead are not reaped" not in self.broken:  # its slice has ended
+            if dead and "the dead are not reaped" not in self.broken:  # its time slice has ended
                 for other in dead:
                     buried = state.clients[other]._replace(waits=False, open=False, held=False)
                     reaped = _woken(_with(state, other, buried))
                     yield _with(reaped, number, reaped.clients[number]._replace(at=ASKS))
-            if any(other.at == DEAD for other in state.clients):  # the dead one had not woken it
+            if any(other.at == DEAD for other in state.clients):  # the dead client had not woken it
                 yield _with(state, number, me._replace(at=ASKS))
         elif me.at == HOLDS:
             gives_back = me._replace(at=WAKES, held=False)
@@ -131,7 +131,7 @@ class Flow(NamedTuple):
             there = min(self.min_size, state.there + me.batch)
             now = state._replace(ahead=state.ahead + me.batch * self.ratio, there=there)
             yield _with(now, number, me._replace(at=WAKES, open=False))
-            yield _with(state, number, me._replace(at=WAKES, open=False))  # it is given up
+            yield _with(state, number, me._replace(at=WAKES, open=False))  # its claim is aborted
         elif me.at == WAKES:
             wakes = any(other.waits for other in state.clients)
             if me.side == SAMPLER and "draws wake nobody" in self.broken:
@@ -148,7 +148,7 @@ class Flow(NamedTuple):
         return _with(drawn, number, me._replace(at=WAKES))
 
     def has_lost_a_wake_up(self, state: State) -> bool:
-        """Somebody sleeps who could go on, and nobody is about to tell it."""
+        """True if a sleeping client could go on, but no client is about to wake it."""
         if any(client.at == WAKES for client in state.clients):
             return False
         return any(
@@ -157,12 +157,12 @@ class Flow(NamedTuple):
         )
 
     def is_over(self, state: State) -> bool:
-        """More is written, being written and held than inserts may be ahead."""
+        """True if more is written, claimed and reserved than inserts may be ahead."""
         share = sum(one.batch for one in state.clients if one.open or one.held) * self.ratio
         return state.there >= self.min_size and 2 * (state.ahead + share) > self.buffer
 
     def is_told_as_a_knot(self, state: State) -> bool:
-        """As `Waiting._require_no_deadlock` asks: both sides wait, and none of them could go on."""
+        """True if both sides wait and none could go on, as `Waiting._require_no_deadlock` asks."""
         living = [client for client in state.clients if client.at != DEAD]
         return (
             {client.side for client in living} == {WRITER, SAMPLER}
@@ -173,15 +173,15 @@ class Flow(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
-        states: how many there are.
-        lost: states with a lost wake-up.
-        deadlocks: states that are told as deadlocks.
+        states: number of states.
+        lost: number of states with a lost wake-up.
+        deadlocks: states that are reported as deadlocks.
         stuck: states from which some living client never goes on.
-        over: states in which more is written and held than the error buffer allows, though enough
-            is there to sample.
+        over: number of states in which more is written and reserved than the error buffer allows,
+            although there are enough items to sample.
     """
 
     states: int
@@ -192,7 +192,7 @@ class Found(NamedTuple):
 
 
 def explore(flow: Flow) -> Found:
-    """Every state that can be reached."""
+    """Visits every state that can be reached."""
     first = flow.first()
     following: dict[State, list[State]] = {}
     left = deque([first])
@@ -221,7 +221,7 @@ def explore(flow: Flow) -> Found:
 def _can_go_on(
     number: int, following: dict[State, list[State]], preceding: dict[State, list[State]]
 ) -> set[State]:
-    """States from which that client may come to its next draw or claim, or be dead."""
+    """Returns the states from which a client can reach its next draw or claim, or its death."""
     reached = {
         state for state in following if state.clients[number].at in (FILLS, WAKES, DEAD, HOLDS)
     }
@@ -247,5 +247,5 @@ def _woken(state: State) -> State:
 
 
 def _is_left(client: Client) -> bool:
-    """Of somebody dead, something in the registry."""
+    """True if a dead client has left something in the registry."""
     return client.at == DEAD and (client.waits or client.open or client.held)

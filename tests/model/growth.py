@@ -1,15 +1,17 @@
-"""Space that is taken in steps, as an exhaustive small model: nobody writes where there is none.
+"""An exhaustive small model of buffers that allocate their space in steps.
 
     Growing ──explore──▶ all states that can be reached ──▶ a broken rule, or how many states
 
-Writers claim slots at the head. A claim beyond `allocated` is refused; its writer takes the growth
-lock, takes the space of the slots in one file after the other, stores `allocated` and claims again.
-The disk has room for so many slots of both files together. A process may die behind any step; the
-kernel gives up its lock. When everybody is dead the machine may have been restarted: any file may
-have lost the space of slots that hold nothing, and the page with `allocated` may be older. The next
-process to open the buffer takes the space again before anybody writes.
+Writers claim slots at the head. A claim beyond `allocated` is refused. Its writer then takes the
+growth lock, allocates the space in one file after the other, stores `allocated` and claims again.
+The disk has space for a limited number of slots of both files together. A process may die after any
+step, and the kernel releases its lock. When all processes are dead, the machine may have been
+restarted. Any file may then have lost the space of slots without items, and the page with
+`allocated` may be older. The next process that opens the buffer allocates the space again before
+any process writes.
 
-What is modelled are the steps of `memory/directory/growth.py`, by the names of its crash points.
+The rule is that no process writes to a slot without space. The steps are those of
+`memory/directory/growth.py`, with the names of its crash points.
 """
 
 from __future__ import annotations
@@ -23,45 +25,45 @@ from tests.model.state import fail
 FILES = 2
 NOBODY = -1
 
-#: Where a writer is. ASKS: before its claim; WAITS: refused, for the lock; TAKES: it has the lock;
-#: DONE: it has written all, or its write was a SpaceError.
+#: States of a writer. ASKS: before its claim; WAITS: it was refused and waits for the lock; TAKES:
+#: it has the lock; DONE: it has written everything, or its write has raised SpaceError.
 ASKS, WAITS, TAKES, DONE, DEAD = "asks", "waits", "takes", "done", "dead"
 
 
 class Writer(NamedTuple):
-    """One writer, with what it remembers of a growth."""
+    """A writer, with its local variables during a growth."""
 
-    left: int  # batches to write
+    left: int  # batches that it still has to write
     at: str = ASKS
     start: int = 0  # `allocated`, as it was read under the lock
-    stop: int = 0  # what it is to be
-    file: int = 0  # the next one whose space is taken
+    stop: int = 0  # the new value of `allocated`
+    file: int = 0  # the next file in which it allocates space
 
 
 class State(NamedTuple):
-    """What the processes share, and the files."""
+    """The shared memory and the files."""
 
-    head: int  # slots that are written
+    head: int  # number of slots that have been written
     allocated: int
-    space: tuple[int, ...]  # slots of each file that have their space
-    lock: int  # who has the growth lock
+    space: tuple[int, ...]  # number of slots in each file that have space
+    lock: int  # the holder of the growth lock
     writers: tuple[Writer, ...]
     deaths: int
     restarts: int
 
 
 class Growing(NamedTuple):
-    """A scenario.
+    """The parameters of a search.
 
     Attributes:
-        capacity: slots.
-        room: slots that the disk has space for, counted in each file.
-        step: slots of a step.
-        count: slots of a batch.
-        writers: batches of each writer.
+        capacity: number of slots.
+        room: number of slots that the disk has space for, counted in each file.
+        step: number of slots in a growth step.
+        count: number of slots in a batch.
+        writers: number of batches of each writer.
         deaths: how many writers may be killed.
-        restarts: how often the machine may be restarted once all are dead.
-        broken: rules that are switched off.
+        restarts: how often the machine may be restarted once all processes are dead.
+        broken: names of rules that are switched off.
     """
 
     capacity: int
@@ -75,10 +77,10 @@ class Growing(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search has found."""
+    """The result of a search."""
 
     states: int
-    full: int  # states in which a write was refused for good
+    full: int  # states in which a write was refused for lack of space
     points: frozenset[str]
 
 
@@ -151,7 +153,7 @@ class _Search:
         kept = me.start if not self.breaks("what is written is kept") else 0
         given = state._replace(space=tuple(min(one, max(kept, 0)) for one in space))
         needed = state.head + self.of.count
-        if me.stop > needed > me.start:  # without a step ahead
+        if me.stop > needed > me.start:  # only the slots that are needed
             less = me._replace(stop=needed, file=0)
             yield "space.released", _with(given, number, less)
         else:
@@ -165,14 +167,14 @@ class _Search:
         return _with(raised, number, me._replace(at=ASKS))
 
     def _restarted(self, state: State) -> Iterator[State]:
-        """Written slots have their bytes on the disk; the rest is as the power cut left it."""
+        """Yields the states after a restart, in which only written slots are sure to have space."""
         for space in ((state.head, state.head), (state.head, state.space[1]), state.space):
             for allocated in {min(self.of.step, state.allocated), state.allocated}:
                 again = max(allocated, state.head)
                 kept = space
                 if not self.breaks("space is taken again"):
                     if again * FILES > self.of.room:
-                        continue  # opening is a SpaceError
+                        continue  # opening raises SpaceError
                     kept = tuple(max(one, again) for one in space)
                 writers = tuple(map(Writer, self.of.writers))
                 left = state.restarts - 1
@@ -196,7 +198,7 @@ def _with(state: State, number: int, me: Writer) -> State:
 
 
 def explore(scenario: Growing) -> Found:
-    """Visits every state; ViolationError where a rule is broken, or somebody has no way on."""
+    """Visits every state; raises ViolationError if a rule is broken or a process is stuck."""
     search = _Search(scenario)
     first = search.first()
     seen, queue = {first}, deque([first])

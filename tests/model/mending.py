@@ -1,4 +1,4 @@
-"""What is done for the dead: reap, repair, recovery. Another process takes over after a death."""
+"""Steps in which another process takes over after a death: reap, repair and recovery."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tests.model.state import (
 
 
 class Mending(Shared):
-    """Claims of the dead are rolled back or forward, never left half-way."""
+    """Steps that roll the claims of dead clients back or forward, never half-way."""
 
-    # Reap: the claim and the entry of somebody who is proven dead.
+    # Reap: the claim and the entry of a client that is proven dead
 
     def reaper_asks(self, s: bytearray, b: int, e: int) -> str | None:
-        """The kernel says that the owner of an entry is dead; asked without the mutex."""
+        """The kernel says that the owner of an entry is dead. The mutex is not held."""
         if not s[e + LIVE] or s[e + OWNER]:
             return None
         s[b + TARGET], s[b + SEEN] = e, s[e + INCARNATION]
@@ -52,11 +52,11 @@ class Mending(Shared):
         return "reap.asked"
 
     def reap_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock."""
+        """Takes the mutex."""
         return self.lock(s, b, "reap.locked", At.REAP_CHECKED)
 
     def reap_checked(self, s: bytearray, b: int) -> str:
-        """Compare again: the entry may have been reaped, freed and taken since."""
+        """Compares again, because the entry may have been reaped, freed and taken meanwhile."""
         e = s[b + TARGET]
         stale = s[e + INCARNATION] != s[b + SEEN]
         if stale and "incarnation not compared again" in self.broken:
@@ -72,7 +72,10 @@ class Mending(Shared):
         return self.reap_leaf(s, b)
 
     def reap_leaf(self, s: bytearray, b: int) -> str:
-        """The leaf of the next slot that is WRITING, or was to be marked (for empty(): was not)."""
+        """Sets the leaf of the next slot that the claim has marked or still had to mark.
+
+        In an `empty()`, it is the leaf of the next slot that is not being written.
+        """
         e = s[b + CURSOR]
         phase = s[e + PHASE]
         s[b] = At.REAP_WORD
@@ -97,19 +100,19 @@ class Mending(Shared):
         return self.reap_head(s, b)
 
     def is_passed(self, s: bytearray, e: int, ticket: int) -> bool:
-        """Say whether a ring write that died had to mark the item in this slot still."""
+        """True if a ring write that died still had to mark the item in this slot."""
         word = s[self.word + ticket % self.n]
         passed = s[e + PHASE] == MARKING and s[e + IN_RING] and word >> 2 < ticket
         return bool(passed) and word & 3 == COMMITTED and "unmarked items stay" not in self.broken
 
     def forward(self, phase: int) -> bool:
-        """Say whether a claim of a dead owner is committed."""
+        """True if a claim of a dead owner is committed."""
         if phase == COMMITTING:
             return "committing rolled back" not in self.broken
         return "dead writer's slots committed" in self.broken
 
     def reap_word(self, s: bytearray, b: int) -> str:
-        """Its word."""
+        """Sets the word of that slot."""
         e = s[b + CURSOR]
         if s[e + PHASE] == EMPTYING:
             self.empty_slot(s, b)
@@ -119,13 +122,13 @@ class Mending(Shared):
             forward = s[self.word + i] & 3 == WRITING and self.forward(s[e + PHASE])
             s[self.word + i] = ticket << 2 | (COMMITTED if forward else ABORTED)
             if s[e + PHASE] == MARKING:
-                s[self.told + i] = 0  # an older item: it was to go in any case
+                s[self.told + i] = 0  # an older item, which had to be removed in any case
         s[b + K] += 1
         s[b] = At.REAP_LEAF
         return "reap.word"
 
     def reap_head(self, s: bytearray, b: int) -> str:
-        """The head, which the dead one may not have moved."""
+        """Moves the head, if the dead client had not moved it."""
         e = s[b + CURSOR]
         undone = s[e + PHASE] == EMPTYING and "emptying undone" in self.broken
         if not undone and "head not repaired" not in self.broken:
@@ -135,17 +138,17 @@ class Mending(Shared):
         return "reap.head"
 
     def reap_count(self, s: bytearray, b: int) -> str:
-        """`write_count`."""
+        """Sets `write_count`."""
         self.finish_count(s, s[b + CURSOR])
         s[b] = At.REAP_PARENTS
         return "reap.count"
 
     def reap_parents(self, s: bytearray, b: int) -> str:
-        """The parents."""
+        """Recomputes the parents."""
         return self.climb(s, b, "reap.parents", At.REAP_IDLE)
 
     def reap_idle(self, s: bytearray, b: int) -> str:
-        """The claim is closed: its batch is whole or absent."""
+        """Closes the claim, whose batch is now complete or absent."""
         e = s[b + CURSOR]
         states = set()
         for ticket in range(s[e + FIRST], s[e + FIRST] + s[e + SPAN]):
@@ -161,13 +164,13 @@ class Mending(Shared):
         return "reap.idle"
 
     def reap_freed(self, s: bytearray, b: int) -> str:
-        """Only now the entry may be taken by another."""
+        """Frees the entry. Only from here on may another client take it."""
         self.free(s, s[b + TARGET])
         s[b] = At.REAP_UNLOCKED
         return "reap.freed"
 
     def reap_unlocked(self, s: bytearray, b: int) -> str:
-        """Unlock."""
+        """Releases the mutex."""
         self.unlock(s, b)
         s[b] = s[b + REAPED]
         for register in (SETTLED, REAPED, TARGET, SEEN, CURSOR):
@@ -175,7 +178,7 @@ class Mending(Shared):
         return "reap.unlocked"
 
     def repair_claims(self, s: bytearray, b: int) -> str:
-        """Finish the claim that was open under the mutex; those in PAYLOAD are left to reaping."""
+        """Finishes the claim that was open under the mutex. Claims in PAYLOAD are reaped later."""
         for e in self.entries:
             ends = {MARKING, COMMITTING, EMPTYING}
             if "repair ends payload claims" in self.broken:
@@ -188,36 +191,36 @@ class Mending(Shared):
         return "repair.claims"
 
     def rebuild_leaf(self, s: bytearray, i: int) -> None:
-        """Compute a leaf from the word and the raw priority."""
+        """Computes a leaf from the word and the raw priority."""
         committed = s[self.word + i] & 3 == COMMITTED
         s[self.leaf + i] = mass(self.priority_of(s, i)) if committed else 0
 
     def repair_leaves(self, s: bytearray, b: int) -> str:
-        """Every leaf, one a step."""
+        """Recomputes every leaf, one per step."""
         if "leaves not rebuilt" not in self.broken:
             self.rebuild_leaf(s, s[b + K])
         self.loop(s, b, self.n, At.REPAIR_LEAVES, At.REPAIR_PARENTS)
         return "repair.leaves"
 
     def repair_parents(self, s: bytearray, b: int) -> str:
-        """Every parent, then the length."""
+        """Recomputes every parent, and then the length."""
         self.climb(s, b, "repair.parents", At.REPAIR_CONSISTENT)
         if s[b] == At.REPAIR_CONSISTENT and "length not counted again" not in self.broken:
             s[LENGTH] = self.count_committed(s)
         return "repair.parents"
 
     def repair_consistent(self, s: bytearray, b: int) -> str:
-        """The mutex is an ordinary one again; go on with what the lock was taken for."""
+        """Makes the mutex consistent and continues with the step for which it was taken."""
         s[b] = s[b + REPAIRED]
         s[b + REPAIRED] = 0
         return "repair.consistent"
 
-    # Recovery: nobody is alive.
+    # Recovery: no client is alive
 
     def recover_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock of initialisation, not the mutex.
+        """Takes the initialisation lock, which protects a recovery in place of the mutex.
 
-        RECOVERING found under it means that the recovering process is dead, and all others.
+        If the state is RECOVERING under this lock, the recovering process and all others are dead.
         """
         if s[INIT] or (s[READY] and not self.nobody_lives(s)) or self.op(s, b).kind == "join":
             return None
@@ -226,19 +229,19 @@ class Mending(Shared):
         return "recover.locked"
 
     def recover_state(self, s: bytearray, b: int) -> str:
-        """RECOVERING: the next process recovers again."""
+        """Sets the state to RECOVERING, so that the next process recovers again after a death."""
         s[READY] = 0
         s[b] = At.RECOVER_MUTEX
         return "recover.state"
 
     def recover_mutex(self, s: bytearray, b: int) -> str:
-        """A new mutex."""
+        """Creates a new mutex."""
         s[MUTEX] = 0
         s[b] = At.RECOVER_REAPED
         return "recover.mutex"
 
     def recover_reaped(self, s: bytearray, b: int) -> str:
-        """Every entry is reaped, then one is taken."""
+        """Goes on when every entry is reaped, to take an entry later."""
         for e in self.entries:
             if s[e + LIVE]:
                 s[b + CURSOR], s[b + SETTLED] = e, At.RECOVER_FREED
@@ -251,20 +254,20 @@ class Mending(Shared):
         return "recover.reaped"
 
     def recover_freed(self, s: bytearray, b: int) -> str:
-        """One entry after the other."""
+        """Frees one entry after the other."""
         self.free(s, s[b + CURSOR])
         s[b] = At.RECOVER_REAPED
         return "reap.freed"
 
     def recover_words(self, s: bytearray, b: int) -> str:
-        """Impossible words: a mere death leaves none, once all are reaped."""
+        """Clears impossible words. A death alone leaves none once all entries are reaped."""
         if s[self.word + s[b + K]] & 3 == WRITING:
             fail("a WRITING slot is covered by one claim")
         self.loop(s, b, self.n, At.RECOVER_WORDS, At.RECOVER_PRIORITIES)
         return "recover.words"
 
     def recover_priorities(self, s: bytearray, b: int) -> str:
-        """Priorities that cannot be."""
+        """Corrects impossible priorities."""
         i = s[b + K]
         if s[self.word + i] & 3 == COMMITTED:
             s[self.raw + i] = self.priority_of(s, i)
@@ -272,7 +275,7 @@ class Mending(Shared):
         return "recover.priorities"
 
     def recover_tree(self, s: bytearray, b: int) -> str:
-        """Leaves, parents, length."""
+        """Recomputes leaves, parents and length."""
         k = s[b + K]
         if k < self.n:
             self.rebuild_leaf(s, k)
@@ -287,7 +290,7 @@ class Mending(Shared):
         return "recover.tree"
 
     def recover_ready(self, s: bytearray, b: int) -> str:
-        """READY comes last."""
+        """Sets the state to READY as the last step."""
         s[READY] = 1
         if "READY first" in self.broken:
             s[b] = At.RECOVER_WORDS

@@ -1,69 +1,77 @@
-"""The slot protocol as an exhaustive small model: every interleaving, every death, every state.
+"""An exhaustive small model of the slot protocol: every interleaving, every death, every state.
 
     Scenario ──Model──▶ first state ──explore──▶ all states that can be reached, or the shortest
                                                  trace to one in which something is wrong
 
-What is modelled
-  - the words, leaves, parents, raw priorities, payload (two leaf arrays, so that a torn row shows)
-    and checksums of a ring of two or three slots; `head`, `write_count`, `length`, the highest
-    priority; the registry with its claims and turns;
-  - one robust mutex: a holder that dies leaves it to the next locker, who repairs before it does
-    anything else;
-  - writers (ring, placed, in place, failing ones, `empty`), learners (sample, priority update), a
-    reaper, clients that join and leave, onlookers who take the mutex and never join, a fresh
-    process that recovers when nobody is alive;
-  - death after every single step, a second death inside reap, repair and recovery, the death of
-    everybody at once, a client that is stopped for ever, a kernel that is slow to show a death.
+The model contains
 
-What is not
-  - memory order: a step is atomic and seen by all at once. The C core names its sync points;
-  - time: a sleeper wakes, forfeits a turn or gives up at any moment at which it is allowed to, and
-    a turn counts at once (the C core lets others pass one that is younger than a millisecond);
-  - power loss: checksums are written and compared, but nothing tears pages;
-  - a client that is stopped while it holds the mutex: everybody waits for it;
-  - numbers: mass(raw) = raw + 1, one row a sample, sums without the minimum.
+* a ring of two or three slots with words, leaves, parents, raw priorities and checksums;
+* a payload of two leaf arrays, so that a torn row shows;
+* `head`, `write_count`, `length` and the highest priority;
+* the registry with its claims and queue positions;
+* one robust mutex. If its holder dies, the next process that locks it repairs first;
+* writers (ring, placed, in place, failing ones, `empty`), learners (sample, priority update) and a
+  reaper;
+* clients that join and leave, and onlookers that take the mutex and never join;
+* a new process that recovers when no client is alive;
+* a death after every single step, and a second death inside reap, repair and recovery;
+* the death of all processes at once, a client that is stopped for ever, and a kernel that is slow
+  to show a death.
 
-The steps are in writing.py, reading.py, emptying.py, mending.py and clients.py, on what shared.py
-gives them; a state is a `bytes` object, laid out in state.py. A program counter names the step that
-is taken next; a label names the step just taken. `STEPS` are the crash points of the C core by
-their own names, `MODEL_STEPS` exist here only. A string in `broken` switches a rule off, to see
-that the search notices.
+The model leaves out
 
-What holds whenever nobody holds the mutex (`Model.check`; H1 to H10 are the rules of the history
-checker that looks at real processes)
-  - H1, H2: a committed row is whole and of its ticket, and so is every row that a sample returns;
-  - H3: an item that somebody was told of is there, but for a later ticket or `empty()`;
-  - an item that the head has passed is gone: it would be the newest, behind what came after it;
-  - H4: a ticket is used once, and stands in its own slot;
-  - H5: when a claim ends, all of its items are committed or none is;
-  - H6: `head` and `write_count` never fall (but by `empty()`), and `write_count` is exact;
-  - H7: parents are sums, a leaf is positive only if its word is COMMITTED, `length` is exact;
-  - H9: an item's mass is that of the priority it was given last, by its writer or by its ticket;
-  - H10: from every state each survivor can come to an end, without being killed for it;
-  - a WRITING slot is covered by one claim, a living client keeps its slots, its entry and its turn.
+* memory order: a step is atomic, and all processes see it at once. The C core names its sync
+  points;
+* time: a sleeper wakes, forfeits a position or gives up at any time at which it is allowed to;
+* young positions: the C core lets others pass a queue position for a millisecond;
+* power loss: checksums are written and compared, but no page is torn;
+* a client that is stopped while it holds the mutex: all others wait for it;
+* exact numbers: mass(raw) = raw + 1, a sample has one row, and the sums have no minimum.
 
-Rules that the search asked for, beyond the description that it started from
-  1. A default priority becomes a number when the item is committed. As a marker it would change its
-     meaning with the highest priority so far, at the next repair.
-  2. An in-place write keeps the raw priority only of a slot that is COMMITTED when it is claimed;
-     elsewhere an item that is long gone would leave its priority to the new one.
-  3. An entry is freed by its owner after the last unlock, and a process that takes the mutex
-     without an entry holds init.lock. Otherwise "nobody is alive" can be true while somebody holds
-     the mutex, and recovery makes a new one under it.
-  4. A reaper compares the state of the entry as well as its incarnation, or entries are taken under
-     the mutex: a free entry must not be freed again while a newcomer takes it.
-  5. `empty()` notes its goal: who finishes it does not know whether the count is kept.
-  6. While the state is RECOVERING nobody joins, even if an entry looks alive: the kernel may not
-     yet show that the one who was recovering is dead.
-  7. A repair evicts what a ring write was to mark when it died, or old items lie in front of the
-     head as if they were the newest.
-  8. A sleeper checks again which client it waits for: behind a turn as well as before a slot that
-     may be somebody dead. (If it asks about slots only, the turn has to be forfeited.)
+The steps are in writing.py, reading.py, emptying.py, mending.py and clients.py. They use the parts
+in shared.py. A state is a `bytes` object with the layout in state.py. A program counter names the
+next step, and a label names the step that was just taken. `STEPS` are the crash points of the C
+core by their own names. `MODEL_STEPS` exist only here. A string in `broken` switches a rule off, to
+test that the search notices it.
 
-The reduction: while a living process holds the mutex, it alone takes steps (or dies). Steps outside
-the mutex touch payload that nobody else may write, or read one word, so each of them can be moved
-before or after the section that it fell into. A scenario with `every_order` does without it, and a
-test compares the two.
+`Model.check` checks these invariants whenever the mutex is free. H1 to H10 are the rules of the
+history checker for real processes.
+
+* H1, H2: a committed row is complete and matches its ticket, and so does every sampled row;
+* H3: an item that a client was told of is present, until a later ticket or `empty()` removes it;
+* an item that the head has passed is gone. Otherwise it would be the newest, after its successors;
+* H4: a ticket is used once, and only in its own slot;
+* H5: when a claim ends, all of its items are committed or none is;
+* H6: `head` and `write_count` decrease only by `empty()`, and `write_count` is exact;
+* H7: parents are sums, a leaf is positive only if its word is COMMITTED, `length` is exact;
+* H9: an item's mass is that of its last priority, set by its writer or by its ticket;
+* H10: from every state, each survivor can reach its end without being killed;
+* one claim covers each WRITING slot, and a living client keeps its slots, entry and position.
+
+The search has shown that these rules are needed, beyond the first description of the protocol
+
+1. A default priority becomes a number when the item is committed. A marker would change its meaning
+   at the next repair, with the highest priority so far.
+2. An in-place write keeps the raw priority of a slot only if the slot is COMMITTED when it is
+   claimed. Otherwise the new item would get the priority of an item that is long gone.
+3. The owner frees an entry after its last unlock, and a process that takes the mutex without an
+   entry holds init.lock. Otherwise a recovery might find no client alive while a process holds the
+   mutex, and would create a new mutex.
+4. A reaper compares the state of the entry as well as its incarnation, or entries are taken under
+   the mutex. A free entry must not be freed again while a newcomer takes it.
+5. `empty()` notes its goal, because the process that finishes it does not know whether the count
+   is kept.
+6. While the state is RECOVERING no client joins, even if an entry looks alive. The kernel may not
+   show yet that the recovering process is dead.
+7. A repair evicts the items that a ring write still had to mark when it died. Otherwise old items
+   would lie in front of the head as if they were the newest.
+8. A sleeper checks again which client it waits for, in the queue as well as before a slot, because
+   that client may be dead. If it checks only for slots, the queue position must be forfeited.
+
+The reduction: while a living process holds the mutex, only this process takes steps (or dies). A
+step outside the mutex touches payload that no other process may write, or reads one word. It can
+therefore be moved before or after a section of another process. A scenario with `every_order` is
+searched without the reduction, and a test compares the results.
 """
 
 from __future__ import annotations
@@ -116,17 +124,18 @@ Step = Callable[[bytearray, int], "str | None"]
 
 
 class Model(Writing, Reading, Emptying, Clients):
-    """The steps of one scenario, and what must hold between them."""
+    """The steps of one scenario, and the invariants between them."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         self.actions = self._actions()
-        self.mover = 0  # whose step broke a rule
+        self.mover = 0  # the process whose step broke a rule
         kinds = {op.kind for program in scenario.programs for op in program}
-        self.in_order = not kinds & {"placed", "in place", "empty"}  # these move it by a lap
+        # these calls move the head by a lap
+        self.in_order = not kinds & {"placed", "in place", "empty"}
 
     def successors(self, s: bytes) -> Iterator[tuple[int, str, bytearray]]:
-        """Yield who does what, and the state after it."""
+        """Yields the process, the label and the next state for each step that can be taken."""
         holder = s[MUTEX]
         reduced = holder not in (0, OWNER_DEAD) and not self.scenario.every_order
         movers = (holder,) if reduced else self.processes
@@ -156,7 +165,7 @@ class Model(Writing, Reading, Emptying, Clients):
             yield 0, "all killed", t
 
     def rests(self, s: bytes) -> bool:
-        """Say whether every process has reached its end, one way or another."""
+        """True if every process has reached its end, in one way or another."""
         if s[MUTEX] not in (0, OWNER_DEAD):
             return False
         for b in self.processes:
@@ -168,7 +177,7 @@ class Model(Writing, Reading, Emptying, Clients):
         return True
 
     def check(self, s: bytes) -> None:
-        """What must hold whenever nobody holds the mutex and the buffer is READY."""
+        """Checks the invariants of a state in which the mutex is free and the buffer is READY."""
         if s[MUTEX] or not s[READY]:
             return
         committed = 0
@@ -225,7 +234,7 @@ class Model(Writing, Reading, Emptying, Clients):
             fail("an item goes when the head has passed it")
 
     def _actions(self) -> list[tuple[Step, ...]]:
-        """Return the steps that a process may take, by its program counter."""
+        """Returns the steps that a process may take, by its program counter."""
         table: list[tuple[Step, ...]] = [()] * len(At)
         for pc in At:
             step: Step | None = getattr(self, pc.name.lower(), None)
@@ -248,11 +257,11 @@ class Model(Writing, Reading, Emptying, Clients):
 
 
 class Outcome(NamedTuple):
-    """What a search found.
+    """The result of a search.
 
-    `unlocked` is a fingerprint of the set of states in which nobody holds the mutex, `died_after`
-    the steps after which a death was tried. Where the search was `complete`, every state was
-    visited and can come to an end; else no rule was broken as far as it came.
+    `unlocked` is a fingerprint of the set of states in which the mutex is free. `died_after`
+    contains the steps after which a death was tried. If the search was `complete`, every state was
+    visited and can reach an end. Otherwise no rule was broken in the states that were visited.
     """
 
     states: int
@@ -269,10 +278,10 @@ class Outcome(NamedTuple):
 
 
 def explore(scenario: Scenario, *, limit: int | None = None) -> Outcome:
-    """Visit every state that can be reached, the nearest first; stop at the first violation.
+    """Visits every state that can be reached, nearest first; stops at the first violation.
 
-    Then look whether everybody alive can come to an end from each of them. With a ``limit`` the
-    search ends, without that look, as soon as it has found more states.
+    Then it checks that every living process can reach its end from each state. With a ``limit``,
+    the search ends without this check as soon as it has found more states.
     """
     model = Model(scenario)
     first = model.first_state()
@@ -314,7 +323,7 @@ def explore(scenario: Scenario, *, limit: int | None = None) -> Outcome:
                 if label not in died_after and b and model.may_die(new, b):
                     died_after.add(label)
                 transitions += 1
-                if label not in FATES:  # nobody comes to an end by being killed
+                if label not in FATES:  # a killed process has not reached its end
                     sources.append(at)
                     targets.append(to)
             at += 1
@@ -338,5 +347,5 @@ def explore(scenario: Scenario, *, limit: int | None = None) -> Outcome:
 
 
 def describe(model: Model, b: int, label: str) -> str:
-    """Return a line of a trace."""
+    """Returns one line of a trace."""
     return f"{model.name(b)}: {label}" if b else label

@@ -1,4 +1,4 @@
-"""How items are drawn, copied and given priorities."""
+"""Steps in which items are drawn, copied and given priorities."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class Reading(Shared):
     """Samples of one row, and priority updates by ticket."""
 
     def sample_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock."""
+        """Takes the mutex."""
         return self.lock(s, b, "sample.locked", At.SAMPLE_DRAWN)
 
     def sample_drawn(self, s: bytearray, b: int, i: int) -> str | None:
-        """Keep a slot that has a mass and is committed, and its word."""
+        """Draws a slot with a mass and a committed item, and keeps the slot and its word."""
         word = s[self.word + i]
         if s[self.leaf + i] == 0 or word & 3 != COMMITTED:
             return None
         s[b + SLOT], s[b + WORD] = i, word
-        # After one failed round the row is copied with the mutex held.
+        # after one failed round, the row is copied while the mutex is held
         s[b] = At.SAMPLE_COPY if s[b + ROUND] else At.SAMPLE_UNLOCKED
         return "sample.drawn"
 
     def sample_nothing(self, s: bytearray, b: int) -> str | None:
-        """There is nothing to draw: the caller is told so."""
+        """Returns to the caller without an item, because there is none to draw."""
         if self.count_committed(s):
             return None
         self.unlock(s, b)
@@ -45,7 +45,7 @@ class Reading(Shared):
         return "sample.unlocked"
 
     def sample_unlocked(self, s: bytearray, b: int) -> str:
-        """Unlock, before the copy or after it."""
+        """Releases the mutex, before the copy or after it."""
         self.unlock(s, b)
         if self.op(s, b).kind == "draw":
             self.next_op(s, b)
@@ -56,7 +56,7 @@ class Reading(Shared):
         return "sample.unlocked"
 
     def sample_copy(self, s: bytearray, b: int) -> str:
-        """One leaf array of the row."""
+        """Copies one leaf array of the row."""
         i = s[b + SLOT]
         if s[b + K]:
             s[b + TWO] = s[self.two + i]
@@ -68,7 +68,7 @@ class Reading(Shared):
         return "sample.copy"
 
     def sample_validate(self, s: bytearray, b: int) -> str:
-        """The second look: a row whose word changed is drawn again."""
+        """Compares the word again. A row whose word has changed is drawn again."""
         if s[self.word + s[b + SLOT]] == s[b + WORD] or "no second look" in self.broken:
             self.accept(s, b)
         else:
@@ -78,20 +78,20 @@ class Reading(Shared):
         return "sample.validate"
 
     def accept(self, s: bytearray, b: int) -> None:
-        """Return the row to the caller."""
+        """Returns the row to the caller."""
         if not s[b + ONE] == s[b + TWO] == (s[b + WORD] >> 2) + 1:
             fail("no torn, invented or uncommitted row is returned")
         s[b + ONE] = s[b + TWO] = s[b + ROUND] = 0
         self.next_op(s, b)
 
-    # Priority update.
+    # Priority update
 
     def update_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock."""
+        """Takes the mutex."""
         return self.lock(s, b, "update.locked", At.UPDATE_RAW)
 
     def update_raw(self, s: bytearray, b: int) -> str:
-        """The raw priority, if the item is still the one that was named."""
+        """Sets the raw priority if the slot still holds the item that was named."""
         i, priority = s[b + SLOT], self.op(s, b).priority
         named = s[self.word + i] == s[b + WORD]
         if not named and "stale update" not in self.broken:
@@ -104,17 +104,17 @@ class Reading(Shared):
         return "update.raw"
 
     def update_leaf(self, s: bytearray, b: int) -> str:
-        """Its leaf."""
+        """Sets the leaf of the slot."""
         s[self.leaf + s[b + SLOT]] = mass(self.op(s, b).priority)
         s[b] = At.UPDATE_PARENTS
         return "update.leaf"
 
     def update_parents(self, s: bytearray, b: int) -> str:
-        """The parents."""
+        """Recomputes the parents."""
         return self.climb(s, b, "update.parents", At.UPDATE_UNLOCKED)
 
     def update_unlocked(self, s: bytearray, b: int) -> str:
-        """Unlock."""
+        """Releases the mutex."""
         self.unlock(s, b)
         self.next_op(s, b)
         return "update.unlocked"

@@ -1,9 +1,9 @@
-"""What all steps have in common: the mutex, the tree, claims and turns.
+"""Parts that all steps share: the mutex, the tree, claims and queue positions.
 
 A step is a method that gets a copy of the state and the offset `b` of the registers of the process
-that takes it (which is also the identity of that process). It changes the copy, sets the next
-program counter and returns its label, or None where it cannot be taken now. Methods that return no
-label are parts of steps.
+that takes it. The offset also identifies the process. The method changes the copy, sets the next
+program counter and returns its label, or None if the step cannot be taken now. Methods that return
+no label are parts of steps.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Shared:
         at = CONTROL_SIZE
         self.word, self.leaf, self.raw, self.one, self.two, self.crc = range(at, at + 6 * n, n)
         at += 6 * n
-        # Ghosts, per slot: ticket + 1 of the item that somebody was told of; of the item that an
-        # empty() took; the last ticket used; the raw priority that the item there must have.
+        # Ghosts, per slot: ticket + 1 of the item that a client was told of, ticket + 1 of the item
+        # that an `empty()` removed, the last used ticket, and the correct raw priority.
         self.told, self.gone, self.used, self.due = range(at, at + 4 * n, n)
         at += 4 * n
         self.parents = at
@@ -83,7 +83,7 @@ class Shared:
         self.newcomers = {b for b in self.processes if self.program[b][0].kind in NEWCOMERS}
 
     def first_state(self) -> bytes:
-        """Return the state in which the scenario begins."""
+        """Returns the state in which the scenario begins."""
         s = bytearray(self.size)
         scenario = self.scenario
         s[READY] = 1
@@ -112,11 +112,11 @@ class Shared:
         return bytes(s)
 
     def name(self, b: int) -> str:
-        """Return how a trace calls this process."""
+        """Returns the name of a process in a trace."""
         return f"{self.program[b][0].kind} {self.processes.index(b)}"
 
     def lock(self, s: bytearray, b: int, label: str, then: int) -> str | None:
-        """Take the mutex; after a holder that died, repair first."""
+        """Takes the mutex, and repairs first if its holder has died."""
         if s[MUTEX] == 0:
             s[b] = then
         elif s[MUTEX] == OWNER_DEAD:
@@ -129,17 +129,17 @@ class Shared:
         return label
 
     def unlock(self, s: bytearray, b: int) -> None:
-        """Give the mutex back."""
+        """Releases the mutex."""
         if s[MUTEX] != b:
             fail("the mutex is unlocked by its holder only")
         s[MUTEX] = 0
 
     def op(self, s: bytearray, b: int) -> Op:
-        """Return the call that the process is in."""
+        """Returns the call that the process is in."""
         return self.program[b][s[b + OP]]
 
     def next_op(self, s: bytearray, b: int) -> None:
-        """Go on with the next call of the program."""
+        """Continues with the next call of the program."""
         s[b + OP] += 1
         program = self.program[b]
         if s[b + OP] == len(program):
@@ -148,14 +148,14 @@ class Shared:
         else:
             op = program[s[b + OP]]
             s[b] = STARTS[op.kind]
-            if op.kind == "update" and not s[b + WORD]:  # the sample found nothing
+            if op.kind == "update" and not s[b + WORD]:  # the sample found no item
                 self.next_op(s, b)
                 return
         if op.kind != "update":
             s[b + SLOT : b + REGISTERS] = bytes(REGISTERS - SLOT)
 
     def loop(self, s: bytearray, b: int, length: int, again: int, then: int) -> None:
-        """Go on with the next of `length` rounds, or with what comes after them."""
+        """Continues with the next of `length` rounds, or with the step after the loop."""
         k = s[b + K] + 1
         if k < length:
             s[b + K] = k
@@ -165,7 +165,7 @@ class Shared:
             s[b] = then
 
     def recompute(self, s: bytearray, node: int) -> None:
-        """Set one parent to the sum of its children; parents stand in the order of their height."""
+        """Sets one parent to the sum of its children. Parents are stored by height."""
         leaf, parents = self.leaf, self.parents
         if self.n == 2 or node == 0:
             s[parents + node] = s[leaf] + s[leaf + 1]
@@ -175,7 +175,7 @@ class Shared:
             s[parents + 2] = s[parents] + s[parents + 1]
 
     def climb(self, s: bytearray, b: int, label: str, then: int) -> str:
-        """Recompute the parents, one a step."""
+        """Recomputes the parents, one per step."""
         k = s[b + K]
         self.recompute(s, k)
         if k + 1 < self.nodes:
@@ -186,55 +186,55 @@ class Shared:
         return label
 
     def set_head(self, s: bytearray, head: int) -> None:
-        """Move the head."""
+        """Moves the head."""
         if head < s[HEAD]:
             fail("head never falls")
         s[HEAD] = head
 
     def set_count(self, s: bytearray, count: int, *, emptied: bool = False) -> None:
-        """Set `write_count`."""
+        """Sets `write_count`."""
         if count < s[COUNT] and not emptied:
             fail("write_count never falls, but by empty()")
         s[COUNT] = count
 
     def finish_count(self, s: bytearray, e: int) -> None:
-        """Bring `write_count` to the goal of a claim."""
+        """Sets `write_count` to the goal of a claim."""
         goal = s[e + GOAL]
         if "count added" in self.broken:
             goal += s[COUNT]
         self.set_count(s, goal, emptied=s[e + PHASE] == EMPTYING)
 
     def priority_of(self, s: bytearray, i: int) -> int:
-        """Return the raw priority of a slot, the default one where the writer gave none."""
+        """Returns the raw priority of a slot, or the default if the writer gave none."""
         raw = s[self.raw + i]
         return s[HIGHEST] if raw == DEFAULT else raw
 
     def settle_leaf(self, s: bytearray, i: int) -> None:
-        """Give an item that is about to be committed its leaf, and write down what it was."""
+        """Sets the leaf of an item that is about to be committed, and notes its priority."""
         raw = self.priority_of(s, i)
         if "default marker kept" not in self.broken:
             s[self.raw + i] = raw
         s[self.leaf + i] = mass(raw)
 
     def unmass(self, s: bytearray, i: int) -> None:
-        """Take an item out of the tree and out of the length."""
+        """Removes an item from the tree and from the length."""
         s[LENGTH] -= s[self.leaf + i] > 0
         if "leaf kept at claim" not in self.broken:
             s[self.leaf + i] = 0
 
     def count_committed(self, s: bytearray) -> int:
-        """Return the number of committed slots."""
+        """Returns the number of committed slots."""
         return sum(w & 3 == COMMITTED for w in s[self.word : self.word + self.n])
 
     def claim_over(self, s: bytearray | bytes, ticket: int) -> int:
-        """Return the entry whose open claim covers a ticket."""
+        """Returns the entry whose open claim covers a ticket."""
         for e in self.entries:
             if s[e + LIVE] and s[e + PHASE] != IDLE and 0 <= ticket - s[e + FIRST] < s[e + SPAN]:
                 return e
         raise ViolationError("a WRITING slot is covered by one claim")
 
     def turn_ahead(self, s: bytearray, mine: int) -> int:
-        """Return the entry with the earliest turn before this one."""
+        """Returns the entry with the earliest queue position before that of ``mine``."""
         first, ahead = s[mine + TURN] or 255, 0
         for e in self.entries:
             if s[e + LIVE] and 0 < s[e + TURN] < first:
@@ -242,7 +242,7 @@ class Shared:
         return ahead
 
     def give_turn_back(self, s: bytearray, e: int) -> None:
-        """Drop a turn; numbers behind it move up, for only their order means anything."""
+        """Drops a queue position. Later positions are reduced, because only their order matters."""
         turn = s[e + TURN]
         s[e + TURN] = 0
         if turn:
@@ -251,7 +251,7 @@ class Shared:
                     s[other + TURN] -= 1
 
     def next_to_empty(self, s: bytearray, b: int) -> bool:
-        """Move K to the next slot that is to be emptied; False, and K = 0, if there is none."""
+        """Moves K to the next slot to be emptied; returns False, with K = 0, if there is none."""
         for i in range(s[b + K], self.n):
             state = s[self.word + i] & 3
             if state in (COMMITTED, ABORTED) or (
@@ -263,20 +263,20 @@ class Shared:
         return False
 
     def empty_slot(self, s: bytearray, b: int) -> None:
-        """Reset the word of slot K; the ticket goes as well, but it is not used again."""
+        """Resets the word of slot K. Its ticket is removed too, but is not used again."""
         s[self.word + s[b + K]] = 0
 
     def free(self, s: bytearray, e: int) -> None:
-        """Give an entry back."""
+        """Frees an entry."""
         self.give_turn_back(s, e)
         s[e + LIVE] = s[e + OWNER] = 0
 
     def nobody_lives(self, s: bytearray | bytes) -> bool:
-        """Say whether the kernel shows every client dead."""
+        """True if the kernel shows that every client is dead."""
         return not any(s[e + LIVE] and s[e + OWNER] for e in self.entries)
 
     def take(self, s: bytearray, b: int, e: int) -> None:
-        """Take an entry."""
+        """Takes an entry."""
         s[e + INCARNATION] += 1
         s[e + PHASE] = IDLE
         s[e + TURN] = 0

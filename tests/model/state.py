@@ -1,10 +1,10 @@
-"""What a state of the model is made of: bytes, and the names of their places.
+"""The layout of a state of the model, which is an array of bytes, and the names of its bytes.
 
      control │ word leaf raw one two crc │ told gone used due │ parents │ entries │ registers
      ────────┼───── one byte a slot ─────┼───── ghosts ───────┼─────────┼─ 8 each ┼─ 15 a process
 
-A word is `ticket << 2 | state`, as in the buffer itself; all numbers stay below 256. A ghost is
-what an onlooker who saw everything would remember; no step may depend on it.
+A word is `ticket << 2 | state`, as in the buffer itself. All numbers are below 256. A ghost is a
+value that an observer of all steps would remember. No step depends on a ghost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODEL_STEPS = (
     *("leave.locked", "leave.claim", "leave.unlocked", "leave.freed"),
     *("look.started", "look.locked", "look.unlocked"),
 )
-#: Stores of the core within a step of the model: it has no such byte, or recomputes it at once.
+#: Stores of the core within one step of the model, which has no such byte or recomputes it at once.
 WITHIN = {
     "write.noted": ("write.kind", "write.first"),
     "write.head": ("turn.returned",),
@@ -62,8 +62,8 @@ WITHIN = {
     "write.done": ("mutex.unlocked", "wake.progress"),
     "wait.turn": ("turn.numbered", "turn.dated", "turn.noted"),
 }
-#: Protocols that are not modelled: a byte ring, another alpha, what is loaded or copied.
-#: Waiting for the other side has a model of its own, in flow.py; consumers in consuming.py.
+#: Crash points of protocols that are not modelled here: byte rings, changes of alpha, loading and
+#: copying. Models of flow control and of consumers are in flow.py and consuming.py.
 NOT_MODELLED = (
     *("write.evict_leaf", "write.evict", "write.evicted", "write.tail", "write.byte_first"),
     *("write.header", "write.extent", "write.bytes"),
@@ -105,21 +105,22 @@ FATES = frozenset({"killed", "all killed", "stopped"})
 
 EMPTY, WRITING, COMMITTED, ABORTED = range(4)
 IDLE, MARKING, PAYLOAD, COMMITTING, EMPTYING = range(5)
-DEFAULT = 255  # raw priority of an item to which the writer gave none
-OWNER_DEAD = 255  # the mutex, when its holder died
+DEFAULT = 255  # raw priority of an item to which its writer gave none
+OWNER_DEAD = 255  # value of the mutex after its holder has died
 
-# The control file. COUNTED is a ghost (what `write_count` must be), the last four are what may
-# still happen: deaths anywhere, deaths in a repair, the death of all, a stop.
+# The control file. COUNTED is a ghost, the correct `write_count`. The last four are what may still
+# happen: deaths anywhere, deaths in a repair, the death of all processes, and stops.
 (MUTEX, INIT, READY, HEAD, COUNT, LENGTH, HIGHEST, COUNTED, CRASHES, AGAIN, KILLS, STOPS) = range(
     12
 )
 CONTROL_SIZE = 12
-# A registry entry. OWNER is the process behind it, and 0 once the kernel shows that it is dead.
+# A registry entry. OWNER is the process behind it, or 0 once the kernel shows that it is dead.
 (LIVE, INCARNATION, OWNER, PHASE, FIRST, SPAN, GOAL, TURN, IN_RING) = range(9)
 ENTRY_SIZE = 9
-# The registers of a process: where to go after a repair, a finished claim, a reap; whom it waits
-# for or reaps, in which incarnation it saw that one; the claim being finished. A writer keeps in
-# KEPT the slots whose priority stays; the others are a learner's.
+# The registers of a process. The first ones are the next step after a repair, a finished claim or a
+# reap. TARGET is the entry that the process waits for or reaps, and SEEN its incarnation. CURSOR is
+# the entry whose claim is being finished. A writer keeps the slots whose priority stays in KEPT.
+# The others belong to learners.
 (PC, OP, K, ENTRY, REPAIRED, SETTLED, REAPED, TARGET, SEEN, CURSOR) = range(10)
 (SLOT, WORD, ONE, TWO, ROUND) = range(10, 15)
 KEPT = SLOT
@@ -127,7 +128,7 @@ REGISTERS = 15
 
 
 class At(IntEnum):
-    """Where a process stands: the step that it takes next, by the name of its method."""
+    """The step that a process takes next, by the name of its method."""
 
     FINISHED = 0
     DEAD = auto()
@@ -217,9 +218,10 @@ class At(IntEnum):
     RECOVER_READY = auto()
 
 
-FIRST_OF_REPAIR = At.REAP_LOCKED  # a second death may strike from here on
+FIRST_OF_REPAIR = At.REAP_LOCKED  # from here on, a second death may happen
 RESTING = frozenset({At.FINISHED, At.DEAD, At.STOPPED, At.REAPER})
-OPTIONAL = frozenset({At.ATTACHING, At.LOOK_STARTED})  # done only where it can be
+# steps that are taken only where they are possible
+OPTIONAL = frozenset({At.ATTACHING, At.LOOK_STARTED})
 NOT_TO_KILL = RESTING | OPTIONAL | {At.DYING}
 STOPPABLE = {
     "copying": frozenset({At.WRITE_COPY, At.WRITE_CHECKSUM, At.WRITE_RELOCKED}),
@@ -228,7 +230,7 @@ STOPPABLE = {
 
 
 class Op(NamedTuple):
-    """One call of a client: what, on how many items or on which slots, with which priority."""
+    """A call of a client, with its number of items or its slots, and its priority."""
 
     kind: str
     size: int = 0
@@ -237,38 +239,38 @@ class Op(NamedTuple):
 
 
 def ring(size: int, priority: int = DEFAULT) -> Op:
-    """Write `size` items where the ring stands."""
+    """Writes `size` items at the head of the ring."""
     return Op("ring", size, (), priority)
 
 
 def placed(*slots: int) -> Op:
-    """Write new items into these slots, as `set` does."""
+    """Writes new items into these slots, as `set` does."""
     return Op("placed", len(slots), slots)
 
 
 def in_place(*slots: int) -> Op:
-    """Overwrite the items in these slots, which keep their priorities and are not counted."""
+    """Overwrites the items in these slots, which keep their priorities and are not counted."""
     return Op("in place", 0, slots)
 
 
 def empty(*, keep_count: bool = False) -> Op:
-    """Empty the buffer; `write_count` becomes 0 unless it is kept."""
+    """Empties the buffer; `write_count` becomes 0 unless it is kept."""
     return Op("empty", int(keep_count))
 
 
 def update(priority: int) -> Op:
-    """Give the item of the last sample or draw a priority, by its ticket."""
+    """Sets the priority of the item in the last sample or draw, by its ticket."""
     return Op("update", 1, (), priority)
 
 
 SAMPLE = Op("sample")
-DRAW = Op("draw")  # a sample that copies nothing
+DRAW = Op("draw")  # a sample without a copy
 REAP = Op("reap")
 LEAVE = Op("leave")
-JOIN = Op("join")  # come while somebody is alive,
-RECOVER = Op("recover")  # while nobody is,
-ATTACH = Op("attach")  # or find out
-LOOK = Op("look")  # take the mutex without joining, as a check does
+JOIN = Op("join")  # joins while a client is alive
+RECOVER = Op("recover")  # recovers while no client is alive
+ATTACH = Op("attach")  # joins or recovers
+LOOK = Op("look")  # takes the mutex without joining, as a check does
 STARTS = {
     "ring": At.WRITE_LOCKED,
     "placed": At.WRITE_LOCKED,
@@ -284,15 +286,16 @@ STARTS = {
     "recover": At.ATTACHING,
     "attach": At.ATTACHING,
 }
-NEWCOMERS = frozenset({"join", "recover", "attach", "look"})  # they begin without an entry
+NEWCOMERS = frozenset({"join", "recover", "attach", "look"})  # these begin without an entry
 
 
 class Scenario(NamedTuple):
-    """Processes, their calls and their ring, and what may go wrong.
+    """Processes, their calls and their ring, and the faults that may happen.
 
-    `written` items are there at the start. `crashes` may strike anywhere, `again` only inside a
-    repair, `kills` all processes at once (but the one that recovers). `stop` says where one client
-    may be stopped for ever: "copying" or "waiting". `broken` names rules that are switched off.
+    `written` items are present at the start. `crashes` may happen anywhere, `again` only inside a
+    repair, and `kills` to all processes at once, except the one that recovers. `stop` says where
+    one client may be stopped for ever: "copying" or "waiting". `broken` names rules that are
+    switched off.
     """
 
     capacity: int
@@ -315,10 +318,10 @@ class ViolationError(Exception):
 
 
 def fail(rule: str) -> NoReturn:
-    """Give up: this rule is violated."""
+    """Raises ViolationError with the rule that is violated."""
     raise ViolationError(rule)
 
 
 def mass(raw: int) -> int:
-    """Return what the tree holds for a raw priority."""
+    """Returns the mass that the tree contains for a raw priority."""
     return raw + 1

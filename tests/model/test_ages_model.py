@@ -1,4 +1,4 @@
-"""No item is learned from that is too old, and neither refusals nor deaths stop the learners."""
+"""Learners never use an item that is too old, and neither refusals nor deaths stop them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ SMALL = [
 @pytest.mark.product(few=2)
 @pytest.mark.parametrize("ages", SMALL)
 def test_every_run_comes_to_the_last_version_with_items_that_are_young(ages: Ages) -> None:
-    """As old as they may be, not older; but for what a learner beside others held as it died."""
+    """Items reach the allowed age and no more, with one exception.
+
+    The exception are items that a learner held when it died beside other learners.
+    """
     found = explore(ages)
     assert (found.early, found.circles) == (0, 0)
     assert found.staleness == ages.staleness
@@ -32,14 +35,14 @@ def test_every_run_comes_to_the_last_version_with_items_that_are_young(ages: Age
 
 @pytest.mark.parametrize("learners", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_learners_that_publish_first_go_on_whoever_of_them_dies(learners: int) -> None:
-    """What waits meanwhile is later by as many versions as were made from nothing."""
+    """Items that wait are older by the number of versions that were published without items."""
     found = explore(Ages(0, 1, 2, learners, deaths=1, publishes_first=True))
     assert (found.early, found.circles) == (0, 0)
     assert found.staleness <= learners + 1
 
 
 def test_with_several_learners_who_dies_behind_its_ack_may_leave_the_others_waiting() -> None:
-    """Nobody knows that its version does not come, unless the one in its place publishes first."""
+    """The others do not know that a version is missing until its successor publishes."""
     assert explore(Ages(0, 1, 2, learners=2, deaths=1)).early > 0
 
 

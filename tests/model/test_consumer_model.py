@@ -1,4 +1,4 @@
-"""Each item is acknowledged once for each consumer, when clients die and leases run out."""
+"""Each consumer has each item acknowledged once, although clients die and leases run out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def test_an_item_is_done_once_and_none_is_skipped_or_written_over(scenario: Cons
 
 ONE = Consuming(2, 3, 1, ((0, 2),), deaths=1)
 TWO = Consuming(2, 2, 1, ((0, 2), (0, 1)), deaths=1)
-#: What is switched off, where, and what the search then says; None: some item is never done.
+#: The rules that are switched off, the scenario, and the message of the search, or None if some
+#: item is never done.
 BROKEN = {
     "a late ack is taken": (TWO._replace(ends=1), "acknowledged by one who has lost it"),
     "writers do not ask": (ONE, "not acknowledged is written over"),
@@ -59,7 +60,7 @@ BROKEN = {
 }
 
 
-#: Those whose search is the shortest.
+#: The rules with the shortest searches.
 FAST = ("writers do not ask", "an ack wakes nobody", "what the dead held stays theirs")
 
 

@@ -1,4 +1,4 @@
-"""A waiter for the other side is woken, goes on if the error buffer allows it, or gets an error."""
+"""A waiting client is woken, goes on if the error buffer allows it, or gets an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.model.flow import Flow, explore
 
 SMALL = list(itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 5), (1, 2, 3)))
-"""Batches of a writer and of a sampler, min_size, samples per insert."""
+"""Batch sizes of a writer and of a sampler, min_size, and samples per insert."""
 
 
 @pytest.mark.product(few=20)
@@ -17,7 +17,7 @@ SMALL = list(itertools.product((1, 2, 3), (1, 2, 4), (1, 2, 5), (1, 2, 3)))
 def test_an_error_buffer_that_is_said_to_be_enough_is(
     write: int, draw: int, min_size: int, ratio: int
 ) -> None:
-    """(w * samples_per_insert + s) / 2, exactly; with less both may wait, and are told so."""
+    """The bound is exactly (w * samples_per_insert + s) / 2; below it, both sides may deadlock."""
     flow = Flow(ratio, 0, min_size, (write,), (draw,))
     found = explore(flow._replace(buffer=flow.enough))
     assert (found.lost, len(found.deadlocks), len(found.stuck)) == (0, 0, 0)
@@ -54,7 +54,7 @@ MANY = [
     ],
 )
 def test_several_clients_go_on_also_where_some_of_them_die(flow: Flow, deaths: int) -> None:
-    """As long as one of each side is alive; a side left alone passes, waits or raises."""
+    """At least one client of each side lives. A side that is alone passes, waits or raises."""
     found = explore(flow._replace(buffer=flow.enough, deaths=deaths))
     assert not found.deadlocks
     if deaths == 0:
@@ -94,7 +94,7 @@ HOLDERS = [
 @pytest.mark.product(few=2)
 @pytest.mark.parametrize(("flow", "deaths"), list(itertools.product(HOLDERS, [0, 1])))
 def test_writers_that_reserve_go_on_and_never_go_too_far(flow: Flow, deaths: int) -> None:
-    """What is held counts, a commit is not asked again, and what the dead held is free."""
+    """Reservations count, a commit is not checked again, and a death frees its reservations."""
     found = explore(flow._replace(buffer=flow.enough, deaths=deaths))
     assert not found.deadlocks
     assert found.over == 0

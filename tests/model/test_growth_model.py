@@ -1,4 +1,4 @@
-"""No slot is written that has no space, whoever dies while space is taken."""
+"""No process writes to a slot without space, whichever process dies while it allocates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_slot_that_is_written_has_its_space(name: str) -> None:
     assert (found.full > 0) == ("too little" in name)
 
 
-#: What is switched off, where, and what the search then says.
+#: The rules that are switched off, the scenario, and the message of the search.
 BROKEN = {
     "a claim does not ask": ("one writer", "written that has no space"),
     "allocated comes last": ("one writer", "count as allocated that have no space"),

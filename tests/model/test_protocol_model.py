@@ -1,4 +1,4 @@
-"""The slot protocol, searched: no rule is broken in any state, and none can be left out."""
+"""An exhaustive search of the slot protocol: no state breaks a rule, and each rule is needed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.model.state import (
 
 pytestmark = pytest.mark.slow
 
-# In each of them (where it does not say otherwise) one process may die after any step, and another
-# in the reap, repair or recovery that follows.
+# Unless a scenario says otherwise, one process may die after any step, and another one in the reap,
+# repair or recovery that follows.
 SCENARIOS = {
     "two ring writers, a learner and a reaper": Scenario(
         2, ((ring(1),), (ring(2),), (SAMPLE,), (REAP,)), written=2
@@ -117,7 +117,7 @@ SCENARIOS = {
     ),
 }
 
-# Of each of these others have all the steps, with fewer processes or writes.
+# Scenarios with the same steps and fewer processes or writes are searched by default.
 WIDE = {
     "two ring writers, a learner and a reaper",
     "a learner gives back priorities",
@@ -125,7 +125,7 @@ WIDE = {
     "turns are forfeited and writers give up",
 }
 
-# What is enough to miss a rule, and what its absence breaks.
+# A scenario in which each missing rule is noticed, and what the missing rule breaks.
 TWO_WRITERS = Scenario(2, ((ring(2),), (ring(1),)), written=1)
 TWO_OPEN_CLAIMS = Scenario(3, ((ring(2),), (ring(1),)), written=1)
 WRITER_AND_LEARNER = Scenario(2, ((ring(1),), (SAMPLE,)), written=2)
@@ -234,7 +234,7 @@ MUTANTS = {
     ),
 }
 
-# Of these one is enough: either may be missing, both may not.
+# Of each pair of rules one is enough: either may be missing, but not both.
 PAIRS = {
     "an entry is taken under the mutex, or a free one is not reaped": (
         "entry taken without the mutex",
@@ -279,7 +279,7 @@ def test_every_crash_point_is_reached_and_a_death_is_tried_there(names: list[str
 
 
 def test_every_crash_point_of_the_core_has_its_place_in_the_model() -> None:
-    """A new one is a step, or is said to be within one, or to belong to what is not modelled."""
+    """A new crash point must be a step, lie within a step, or be listed as not modelled."""
     steps, points = {*STEPS, *MODEL_STEPS}, set(_core.crash_points())
     within = {point for finer in WITHIN.values() for point in finer}
     assert points == (points & steps) | within | set(NOT_MODELLED)

@@ -1,4 +1,4 @@
-"""How items get into slots: claim, copy, commit, abort, and waiting for a slot."""
+"""Steps that write items to slots: claim, copy, commit, abort, and waiting for a slot."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from tests.model.state import (
 
 
 class Writing(Shared):
-    """Writes: ring, placed and in place."""
+    """Steps of ring writes, placed writes and in-place writes."""
 
     def wanted(self, s: bytearray, b: int) -> tuple[int, ...]:
-        """Return the slots that a write wants, as the ring stands."""
+        """Returns the slots that a write needs at the current head."""
         op = self.op(s, b)
         if op.kind != "ring":
             return op.slots
@@ -50,7 +50,7 @@ class Writing(Shared):
         return tuple(t % self.n for t in range(end - min(op.size, self.n), end))
 
     def tickets(self, s: bytearray, b: int) -> list[int]:
-        """Return the tickets of the items of an open claim."""
+        """Returns the tickets of the items of an open claim."""
         first = s[s[b + ENTRY] + FIRST]
         op = self.op(s, b)
         if op.kind == "ring":
@@ -58,7 +58,7 @@ class Writing(Shared):
         return [first + (i - first) % self.n for i in op.slots]
 
     def obstacle(self, s: bytearray, b: int) -> int:
-        """Return the entry for which a writer has to wait: an earlier turn or a WRITING slot."""
+        """Returns the entry for which a writer must wait: an earlier position or a WRITING slot."""
         mine = s[b + ENTRY]
         if "no turns" not in self.broken:
             ahead = self.turn_ahead(s, mine)
@@ -77,11 +77,11 @@ class Writing(Shared):
         return 0
 
     def write_locked(self, s: bytearray, b: int) -> str | None:
-        """W1: the lock; what is seen before it is worth nothing."""
+        """W1: takes the mutex. Values that were read before it do not count."""
         return self.lock(s, b, "write.locked", At.WRITE_NOTED)
 
     def write_noted(self, s: bytearray, b: int) -> str:
-        """W1, W2: look first; then note the claim, or a turn if it has to wait."""
+        """W1, W2: checks the slots, and notes the claim, or a queue position if it has to wait."""
         mine, op = s[b + ENTRY], self.op(s, b)
         other = self.obstacle(s, b)
         if other:
@@ -110,7 +110,7 @@ class Writing(Shared):
         return "write.noted"
 
     def write_marking(self, s: bytearray, b: int) -> str:
-        """W2: one store decides that there is a claim."""
+        """W2: decides with one store that the claim exists."""
         s[s[b + ENTRY] + PHASE] = MARKING
         s[b] = At.WRITE_HEAD
         if "claim after marks" in self.broken:
@@ -120,7 +120,7 @@ class Writing(Shared):
         return "write.marking"
 
     def write_head(self, s: bytearray, b: int) -> str:
-        """W3: the tickets are taken; the turn is given back."""
+        """W3: takes the tickets and gives the queue position back."""
         e = s[b + ENTRY]
         if "placed claim of one ticket" in self.broken and self.op(s, b).kind != "ring":
             self.set_head(s, s[HEAD] + 1)
@@ -135,7 +135,7 @@ class Writing(Shared):
         return "write.head"
 
     def write_mark(self, s: bytearray, b: int) -> str:
-        """W4: the slot is ours, its old item is gone."""
+        """W4: marks the slot as being written, which removes its old item."""
         ticket = self.tickets(s, b)[s[b + K]]
         i = ticket % self.n
         old = s[self.word + i]
@@ -156,7 +156,7 @@ class Writing(Shared):
         return "write.mark"
 
     def write_unmassed(self, s: bytearray, b: int) -> str:
-        """W5: it is not drawn any more."""
+        """W5: removes the slot from the tree, so that it is not drawn."""
         tickets = self.tickets(s, b)
         self.unmass(s, tickets[s[b + K]] % self.n)
         then = At.WRITE_CLAIM_PARENTS
@@ -168,23 +168,23 @@ class Writing(Shared):
         return "write.mass"
 
     def write_claim_parents(self, s: bytearray, b: int) -> str:
-        """W6: the parents."""
+        """W6: recomputes the parents."""
         return self.climb(s, b, "write.claim_parents", At.WRITE_PAYLOAD)
 
     def write_payload(self, s: bytearray, b: int) -> str:
-        """W7: from here on the claim may be seen without the mutex."""
+        """W7: sets the phase from which on the claim may be visible without the mutex."""
         s[s[b + ENTRY] + PHASE] = PAYLOAD
         s[b] = At.WRITE_CLAIMED
         return "write.payload"
 
     def write_claimed(self, s: bytearray, b: int) -> str:
-        """W8: unlock."""
+        """W8: releases the mutex."""
         self.unlock(s, b)
         s[b] = At.WRITE_RELOCKED if "commit before payload" in self.broken else At.WRITE_COPY
         return "write.claimed"
 
     def write_copy(self, s: bytearray, b: int) -> str:
-        """W9: one leaf array of all items; the raw priorities go with the first."""
+        """W9: copies one leaf array of all items; the raw priorities are set with the first one."""
         op = self.op(s, b)
         for ticket in self.tickets(s, b):
             i = ticket % self.n
@@ -200,7 +200,7 @@ class Writing(Shared):
         return "write.copy"
 
     def write_fails(self, s: bytearray, b: int) -> str | None:
-        """W9: an error between two leaf arrays."""
+        """W9: raises an error between two leaf arrays."""
         if not self.scenario.errors or s[b + K] == 0:
             return None
         s[b + K] = 0
@@ -208,7 +208,7 @@ class Writing(Shared):
         return "write.copy"
 
     def write_checksum(self, s: bytearray, b: int) -> str:
-        """W9: the checksums, bound to the tickets."""
+        """W9: sets the checksums, which include the tickets."""
         for ticket in self.tickets(s, b):
             s[self.crc + ticket % self.n] = ticket + 1
             if "told before the commit" in self.broken:
@@ -219,11 +219,11 @@ class Writing(Shared):
         return "write.checksum"
 
     def write_relocked(self, s: bytearray, b: int) -> str | None:
-        """W10: the lock."""
+        """W10: takes the mutex."""
         return self.lock(s, b, "write.relocked", At.WRITE_GOAL)
 
     def write_goal(self, s: bytearray, b: int) -> str:
-        """W10: what `write_count` will be; no earlier, for two claims may be open at once."""
+        """W10: notes the final `write_count`. Two claims may be open, so it cannot be earlier."""
         size = self.op(s, b).size
         if "count added" in self.broken:
             s[s[b + ENTRY] + GOAL] = size
@@ -233,7 +233,7 @@ class Writing(Shared):
         return "write.goal"
 
     def write_committing(self, s: bytearray, b: int) -> str:
-        """W10: one store decides that the batch is there."""
+        """W10: decides with one store that the batch is present."""
         s[s[b + ENTRY] + PHASE] = COMMITTING
         s[COUNTED] += self.op(s, b).size
         for ticket in self.tickets(s, b):
@@ -244,13 +244,13 @@ class Writing(Shared):
         return "write.committing"
 
     def write_leaf(self, s: bytearray, b: int) -> str:
-        """W11: its leaf."""
+        """W11: sets the leaf of the slot."""
         self.settle_leaf(s, self.tickets(s, b)[s[b + K]] % self.n)
         s[b] = At.WRITE_COMMIT
         return "write.leaf"
 
     def write_commit(self, s: bytearray, b: int) -> str:
-        """W11: its word."""
+        """W11: sets the word of the slot."""
         tickets = self.tickets(s, b)
         ticket = tickets[s[b + K]]
         i = ticket % self.n
@@ -261,25 +261,25 @@ class Writing(Shared):
         return "write.commit"
 
     def write_commit_parents(self, s: bytearray, b: int) -> str:
-        """W12: the parents, and the length, which a death leaves to the repair."""
+        """W12: recomputes the parents and the length. After a death, the repair does it."""
         if s[b + K] == 0:
             s[LENGTH] += len(self.tickets(s, b))
         return self.climb(s, b, "write.commit_parents", At.WRITE_COUNT)
 
     def write_count(self, s: bytearray, b: int) -> str:
-        """W12: set, not added, so that it may be done twice."""
+        """W12: sets `write_count` to its goal and adds nothing, so the step can be repeated."""
         self.finish_count(s, s[b + ENTRY])
         s[b] = At.WRITE_IDLE
         return "write.count"
 
     def write_idle(self, s: bytearray, b: int) -> str:
-        """W13: the claim is closed."""
+        """W13: closes the claim."""
         s[s[b + ENTRY] + PHASE] = IDLE
         s[b] = At.WRITE_DONE
         return "write.idle"
 
     def write_done(self, s: bytearray, b: int) -> str:
-        """W14: unlock; only now the caller is told."""
+        """W14: releases the mutex. Only then does the call return."""
         self.unlock(s, b)
         for ticket in self.tickets(s, b):
             i = ticket % self.n
@@ -294,11 +294,11 @@ class Writing(Shared):
         return "write.done"
 
     def abort_locked(self, s: bytearray, b: int) -> str | None:
-        """The lock."""
+        """Takes the mutex."""
         return self.lock(s, b, "abort.locked", At.ABORT_WORD)
 
     def abort_word(self, s: bytearray, b: int) -> str:
-        """The slots are given back empty; their leaves are zero since the claim."""
+        """Gives the slots back empty. Their leaves have been zero since the claim."""
         tickets = self.tickets(s, b)
         ticket = tickets[s[b + K]]
         s[self.word + ticket % self.n] = ticket << 2 | ABORTED
@@ -306,33 +306,33 @@ class Writing(Shared):
         return "abort.word"
 
     def abort_idle(self, s: bytearray, b: int) -> str:
-        """The claim is closed."""
+        """Closes the claim."""
         s[s[b + ENTRY] + PHASE] = IDLE
         s[b] = At.ABORT_UNLOCKED
         return "abort.idle"
 
     def abort_unlocked(self, s: bytearray, b: int) -> str:
-        """Unlock; the caller gets the error."""
+        """Releases the mutex. The call raises the error."""
         self.unlock(s, b)
         self.next_op(s, b)
         return "abort.unlocked"
 
-    # Waiting, which holds nothing but a turn.
+    # Waiting, during which a process holds only a queue position
 
     def wait_sleep(self, s: bytearray, b: int) -> str:
-        """Unlock and sleep."""
+        """Releases the mutex and sleeps."""
         self.unlock(s, b)
         s[b] = At.WAITING
         return "wait.sleep"
 
     def wait_wakes(self, s: bytearray, b: int) -> str:
-        """Look again: woken or not, a sleeper does so every now and then."""
+        """Checks again. A sleeper does so at intervals even if it is not woken."""
         s[b + TARGET] = s[b + SEEN] = 0
         s[b] = At.WRITE_LOCKED
         return "wait.woken"
 
     def wait_asks(self, s: bytearray, b: int) -> str | None:
-        """The kernel says that the one it waits for is dead: reap, then look again."""
+        """The kernel says that the other client is dead. Reaps this client and checks again."""
         e = s[b + TARGET]
         if s[e + OWNER] or not s[e + LIVE] or s[e + INCARNATION] != s[b + SEEN]:
             return None
@@ -343,7 +343,7 @@ class Writing(Shared):
         return "reap.asked"
 
     def wait_forfeits(self, s: bytearray, b: int) -> str | None:
-        """The turn ahead was not used in time: it goes to the end of the queue."""
+        """The client ahead has not used its queue position in time, and moves to the end."""
         ahead = self.turn_ahead(s, s[b + ENTRY])
         allowed = self.scenario.forfeits and "turn not forfeited" not in self.broken
         if not allowed or not ahead or s[MUTEX] != 0:
@@ -355,7 +355,7 @@ class Writing(Shared):
         return "wait.forfeit"
 
     def wait_times_out(self, s: bytearray, b: int) -> str | None:
-        """The deadline: nothing was taken, so only the turn is given back."""
+        """The deadline has passed. No slot was taken, so only the queue position is given back."""
         allowed = self.scenario.timeouts and "no deadline" not in self.broken
         if not allowed or s[MUTEX] != 0:
             return None
@@ -365,14 +365,14 @@ class Writing(Shared):
         return "wait.timeout"
 
     def wait_left(self, s: bytearray, b: int) -> str:
-        """Unlock; the caller gets RingOverrunError."""
+        """Releases the mutex. The call raises RingOverrunError."""
         self.unlock(s, b)
         s[b + TARGET] = s[b + SEEN] = 0
         self.next_op(s, b)
         return "wait.left"
 
     def hold(self, s: bytearray, b: int) -> str:
-        """(Only where the rule is switched off.) Wait with marks."""
+        """Waits with marks. This step exists only if the rule is switched off."""
         for node in range(self.nodes):
             self.recompute(s, node)
         s[s[b + ENTRY] + PHASE] = PAYLOAD
@@ -381,7 +381,7 @@ class Writing(Shared):
         return "wait.sleep"
 
     def hold_ends(self, s: bytearray, b: int) -> str | None:
-        """(Only where the rule is switched off.) Go on marking."""
+        """Continues to mark. This step exists only if the rule is switched off."""
         i = self.tickets(s, b)[s[b + K]] % self.n
         if s[self.word + i] & 3 == WRITING or s[MUTEX] != 0:
             return None

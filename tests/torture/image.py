@@ -197,7 +197,7 @@ class Image:
         return whole
 
     def wrong_checksums(self) -> NDArray[np.int64]:
-        """Slots whose item is not what its checksum was made of; of many items some, by turns."""
+        """Returns slots whose item does not match its checksum. Large buffers are sampled."""
         wrong, left = [], SUMMED_BYTES
         order = np.roll(self.committed, -(self.head % max(1, len(self.committed))))
         for slot in order.tolist():
