@@ -1,4 +1,4 @@
-"""The crash matrix with random situations, every passing, and two deaths one after the other."""
+"""A random version of the crash matrix, with every passing of a point and two deaths in a row."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ COMPOUND_STRIDE = 3
 
 
 def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, int | float]:
-    """Rounds of kills for about that long; each round has a seed of its own.
+    """Plays rounds of kills for about ``seconds`` seconds. Each round has its own seed.
 
     Returns:
-        How many kills of which sort, and how many in a second.
+        The number of kills of each kind, and the number per second.
 
     Raises:
-        AssertionError: what was left is wrong; with the command that repeats the round.
+        AssertionError: a check failed. The message has the command that repeats the round.
     """
     began, said = time.monotonic(), time.monotonic()
     counts: Counter[str] = Counter(rounds=0, kills=0)
@@ -65,7 +65,7 @@ def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str,
 
 
 def run(seed: int, counts: Counter[str]) -> None:
-    """One round."""
+    """Plays one round."""
     folder = Path(tempfile.mkdtemp(prefix="shmbuffer-crash-campaign-", dir=_memory()))
     draw = random.Random(seed)
     sort, kills = draw.choice(SORTS)
@@ -88,7 +88,7 @@ def _memory() -> str | None:
 
 
 def situation(draw: random.Random) -> Situation:
-    """Any number of items in the ring, and a write of any size, in any place."""
+    """Draws a number of items in the ring, and a write of any size at any place."""
     before = draw.randrange(2 * CAPACITY)
     if draw.random() < 0.4:
         slots = tuple(draw.sample(range(CAPACITY), draw.randint(1, CAPACITY)))
@@ -98,7 +98,7 @@ def situation(draw: random.Random) -> Situation:
 
 
 def writers(folder: Path, draw: random.Random, *, alone: bool) -> int:
-    """A write, killed at every passing of a few points."""
+    """Kills a writer at every passing of a few points; returns the number of kills."""
     now, kind = situation(draw), draw.choice(("rows", "records"))
     points = [
         point
@@ -128,17 +128,18 @@ def writers(folder: Path, draw: random.Random, *, alone: bool) -> int:
 
 
 def mending(folder: Path, draw: random.Random) -> int:
-    """Two deaths, the second one while the first is mended."""
+    """Kills two processes, the second one while it repairs after the first."""
     deed, point = draw.choice(PAIRS)
     two_deaths = draw.choice((two_deaths_beside_a_survivor, two_deaths_and_nobody_left))
     return 1 + two_deaths(folder / "buffer", deed, point, COMPOUND_STRIDE)
 
 
 def in_company(folder: Path, draw: random.Random) -> int:
-    """A dozen victims, one after the other, beside a second writer and a learner."""
+    """Kills a dozen processes, one after the other, beside a second writer and a learner."""
     pairs = [pair for pair in PAIRS if pair[0] in ("write", "update", "abort")]
     named = [(deed, point) for deed, point in pairs if point.startswith(f"{deed}.")]
-    # Not reached where nothing is written over, and where no priority is larger than all before.
+    # These points are passed only if an item is overwritten, or if a priority is the largest so
+    # far.
     seldom = ("write.mass", "update.max_priority")
     chosen = draw.sample([pair for pair in named if pair[1] not in seldom], 12)
     dies_in_company(folder / "buffer", [(deed, point, draw.randrange(4)) for deed, point in chosen])
@@ -146,12 +147,12 @@ def in_company(folder: Path, draw: random.Random) -> int:
 
 
 def creating(folder: Path, draw: random.Random) -> int:
-    """A creator, killed at every passing of a system call."""
+    """Kills a creator at every passing of a system call."""
     return killed_while_creating(folder, draw.choice(("rows", "records")), draw.choice(CALLS))
 
 
 def one_after_the_other(folder: Path, draw: random.Random) -> int:
-    """Two processes that create, define, resize, recover or remove, at any passing of any point."""
+    """Kills two processes that create, define, resize, recover or remove, at any passing."""
     case, kind = CASES[draw.choice(list(CASES))], draw.choice(("rows", "records"))
     first = _any_death(points(case.first, folder / "watched", kind), draw)
     passed = after_one_death(folder / "once", kind, case, first)
@@ -167,7 +168,7 @@ def _any_death(passed: list[str], draw: random.Random) -> Death:
 
 
 def by_instruction(folder: Path, draw: random.Random) -> int:
-    """Every state of a deed, or of its repair; in the figures a state counts as a kill."""
+    """Tries every state of a deed or of its repair; each state counts as a kill in the figures."""
     if platform.machine() != "x86_64":
         return 0
     kind = draw.choice(("rows", "records"))

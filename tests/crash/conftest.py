@@ -14,7 +14,7 @@ from tests.crash.harness import schema, settings
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A directory in memory where there is one: hundreds of buffers are made here."""
+    """A directory in memory if there is one, because these tests create hundreds of buffers."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="shmbuffer-crash-", dir=base))
     yield path

@@ -1,8 +1,8 @@
-"""What a process may be at when it ends: every protocol of a living buffer, and what it leaves.
+"""Deeds: the operations of a process that change a buffer, and what a death in one may leave.
 
-Each deed is done in a ring of eight that is full of items 3 to 10. Whatever happens to the process
-that does it, the deed is done or not done afterwards: `require_done_or_not` says which, by the
-point at which it ended.
+Each deed is done in a ring of eight slots that contains the items 3 to 10. If the process dies, the
+deed is afterwards either done or not done. `require_done_or_not` checks which of the two it must be
+for the point at which the process died.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def reaps(engine: Engine) -> None:
     engine.seat.reap_dead()
 
 
-#: Deed -> what is done, and the points that are passed.
+#: Maps the name of a deed to its function and the crash points that it passes.
 DEEDS: dict[str, tuple[Callable[[Engine], None], tuple[str, ...]]] = {
     "write": (
         writes,
@@ -109,7 +109,7 @@ PAIRS = [(deed, point) for deed, (_, points) in DEEDS.items() for point in point
 
 
 def is_done(deed: str, point: str) -> bool | None:
-    """Whether the deed is done if its process ends at that point; None: either is right."""
+    """True if the deed is done when its process dies at that point; None if both are allowed."""
     match deed:
         case "write":
             return point == "count.added" or (point.startswith("write.") and is_committed_at(point))
@@ -126,16 +126,16 @@ def is_done(deed: str, point: str) -> bool | None:
 
 
 def begins(path: Path, deed: str) -> Callable[[Engine], None]:
-    """What the victim does; for a reaping there is somebody to reap."""
+    """Returns the function of a victim. For a reaping, it first leaves a dead process to reap."""
     if deed == "reap":
         assert dies(path, "write.copy", writes)
     return DEEDS[deed][0]
 
 
 def ends_at(path: Path, deed: str, point: str, after: int = 0) -> bool:
-    """A victim is killed at the point; whether it came by.
+    """Kills a victim at the point; returns False if the victim did not pass the point.
 
-    A joiner reaps before it takes an entry, so a reaper arms before it joins.
+    A joiner reaps before it takes an entry, so a reaper arms the point before it joins.
     """
     work = begins(path, deed)
     if deed != "reap":
@@ -152,7 +152,7 @@ def ends_at(path: Path, deed: str, point: str, after: int = 0) -> bool:
 
 
 def require_done_or_not(engine: Engine, deed: str, done: bool | None) -> None:
-    """Looks at all of it; ``done``: whether the deed was, None if either is right."""
+    """Checks items, priorities and alpha; ``done`` is None if the deed may be done or not."""
     ring = ring_of(engine)
     there, priorities = read_all(ring), ring.tree.priorities()
     rest = {slot: item for slot, item in ITEMS.items() if slot not in TARGETS}

@@ -1,13 +1,12 @@
-"""Killing processes at named points, and looking at what is left.
+"""Kills processes at named points and checks what they leave behind.
 
-A victim is forked from a process that has loaded the C core and numpy only, attaches by path, arms
-a crash point and works until it dies there. What is left is then audited from outside the engine's
-own
-bookkeeping: every leaf of an item carries the item's number in its own way, so that a mixture of
-two items, an item that nobody wrote and a missing item all show in the bytes.
+A victim is forked from a process that has loaded only the C core and numpy. It attaches by path,
+arms a crash point and works until it dies there. The remains are then checked without the engine's
+own bookkeeping: every leaf of an item encodes the item's number in a different way. A mixture of
+two items, an item that no process wrote and a missing item therefore all show in the bytes.
 
-Items are rows of leaves, or records of different sizes, in a byte ring with room for all of them or
-with room for some.
+Items are rows of leaves, or records of different sizes in a byte ring. The byte ring has space for
+all records or only for some of them.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ LEAVES = (
     Leaf(("bytes",), "uint8", (5,)),
 )
 SETTINGS = Settings(capacity=CAPACITY, alpha=0.5, eps=0.0)
-#: Bytes of the byte ring, by what an item is; 0: a row of leaves.
+#: Size of the byte ring for each kind of item, or 0 if an item is a row of leaves.
 KINDS = {"rows": 0, "records": 16384, "short records": 4096}
-#: Steps of a write that only records have.
+#: Steps of a write that exist only for records.
 RECORD_POINTS = (
     *("write.evict_leaf", "write.evict", "write.evicted", "write.tail", "write.byte_first"),
     *("write.header", "write.extent", "write.bytes"),
@@ -61,19 +60,19 @@ def schema(kind: str = "rows") -> Schema:
 
 
 def native_points(prefix: str) -> list[str]:
-    """Points compiled into the C core whose names start so."""
+    """Returns the points of the C core whose names have this prefix."""
     return [name for name in _core.crash_points() if name.startswith(prefix + ".")]
 
 
 def python_points(prefix: str) -> list[str]:
-    """Points in the Python code of the memory floor whose names start so, in source order."""
+    """Returns the points of the memory floor's Python code with this prefix, in source order."""
     folder = Path(shmbuffer.memory.__file__).parent
     text = "\n".join(path.read_text() for path in sorted(folder.rglob("*.py")))
     return list(dict.fromkeys(re.findall(rf'reached\("({prefix}\.\w+)"\)', text)))
 
 
 class Batch:
-    """Items by number: what each leaf of item k has to be."""
+    """The leaves of items, computed from the numbers of the items."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = np.array(list(numbers), np.int64)
@@ -108,7 +107,7 @@ def place(ring: Ring, where: list[int], numbers: Iterable[int], *, in_place: boo
 
 
 def read_all(ring: Ring) -> dict[int, int]:
-    """slot -> number of every item that a validated read returns; fails on a torn one."""
+    """Returns the number of the item in each slot by validated reads; fails on a torn item."""
     index = np.arange(ring.elements, dtype=np.int64)
     if ring.records is not None:
         drawn = ring.records.read(index)
@@ -147,7 +146,7 @@ def require_whole(batch: Batch, row: int) -> None:
 
 
 def fork(body: Callable[[], None]) -> int:
-    """Runs ``body`` in a child; exit status 0 if it returns, 70 with a traceback if it raises."""
+    """Runs ``body`` in a child, whose exit status is 0, or 70 with a traceback if it raises."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -165,19 +164,19 @@ def fork(body: Callable[[], None]) -> int:
 
 
 def ended(pid: int) -> int:
-    """Waits for a child: its exit status, negative for a signal."""
+    """Waits for a child; returns its exit status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def each_point(body: Callable[[int, int], None]) -> Generator[str]:
-    """Runs ``body`` in a child that stands still at each crash point until the next one is wanted.
+    """Runs ``body`` in a child that stops at each crash point until the next one is requested.
 
     Args:
         body: gets two descriptors, and arms every point with them:
             ``_core.arm("*", "pause", notify_fd=first, wait_fd=second)``.
 
     Yields:
-        The names of the points. Closing the generator kills the child where it stands.
+        The names of the points. Closing the generator kills the child at its current point.
     """
     told, tell = os.pipe()
     hear, go = os.pipe()
@@ -205,17 +204,17 @@ def each_point(body: Callable[[int, int], None]) -> Generator[str]:
 
 
 def succeeds(body: Callable[[], None]) -> None:
-    """Runs ``body`` in a fresh process, which has to come to its end."""
+    """Runs ``body`` in a new process, which has to succeed."""
     assert ended(fork(body)) == 0, "the fresh process failed; its traceback is above"
 
 
 def called(body: Callable[[], None]) -> None:
-    """Runs ``body`` here: a handle of its own in this process, where a process would be dear."""
+    """Runs ``body`` in this process with its own handle, where a new process would be too slow."""
     body()
 
 
 def is_killed_at(point: str, passing: int, work: Callable[[], object]) -> bool:
-    """Whether a process that works is killed when it passes a point again after so many times."""
+    """True if a process is killed at a point after it has passed the point ``passing`` times."""
 
     def body() -> None:
         _core.arm(point, after=passing)
@@ -225,9 +224,9 @@ def is_killed_at(point: str, passing: int, work: Callable[[], object]) -> bool:
 
 
 def dies(path: Path, point: str, work: Callable[[Engine], None], after: int = 0) -> bool:
-    """A victim attaches, arms ``point`` and works.
+    """Starts a victim that attaches, arms ``point`` and works.
 
-    Whether it was killed there, or did not pass it so often.
+    Returns False if the victim finished, because it did not pass the point often enough.
     """
 
     def body() -> None:
@@ -244,7 +243,7 @@ def dies(path: Path, point: str, work: Callable[[Engine], None], after: int = 0)
 
 @contextmanager
 def stopped_at(path: Path, point: str, work: Callable[[Engine], None]) -> Iterator[int]:
-    """A victim that stands still at ``point``, until the block ends; then it is killed."""
+    """Runs a victim that stops at ``point`` until the block ends, and is then killed."""
     told, tell = os.pipe()
     hear, say = os.pipe()
 
@@ -266,7 +265,7 @@ def stopped_at(path: Path, point: str, work: Callable[[Engine], None]) -> Iterat
 
 
 def require_sound(engine: Engine) -> None:
-    """G5 and what else must be exact: no wrong node, leaf, length or word; no orphan."""
+    """G5: all nodes, leaves, lengths and words are exact, and no slot is lost."""
     ring = engine.ring()
     assert ring is not None
     report = engine.check()
@@ -275,7 +274,7 @@ def require_sound(engine: Engine) -> None:
 
 
 def require_usable(ring: Ring, number: int) -> None:
-    """G4: a survivor writes, samples and updates."""
+    """G4: a survivor can write, sample and update."""
     before = ring.write_count
     ticket = write(ring, [number])
     assert read_all(ring)[ticket % ring.capacity] == number
@@ -288,7 +287,7 @@ def require_usable(ring: Ring, number: int) -> None:
 
 
 def victim(path: Path, point: str, after: int = 0) -> None:
-    """Somebody who died at a point of a write of four items around the ring's end."""
+    """Kills a process at a point of a write of four items around the end of the ring."""
     assert dies(
         path, point, lambda engine: write(engine.ring(), range(100, 104)) and None, after=after
     )  # type: ignore[arg-type, func-returns-value]
@@ -301,7 +300,7 @@ def arm_and_open(path: Path, point: str, after: int) -> None:
 
 
 def mends(path: Path, point: str, after: int = 0) -> bool:
-    """A second victim, which mends what the first one left; whether it was killed at the point."""
+    """Starts a second victim, which repairs; returns True if it was killed at the point."""
 
     def body() -> None:
         _core.arm(point, after=after)
@@ -315,7 +314,7 @@ def mends(path: Path, point: str, after: int = 0) -> bool:
 
 
 def dies_after(path: Path, work: Callable[[Engine], None]) -> None:
-    """Kills a process when it has done the work; its entry in the registry stays."""
+    """Kills a process after it has done the work. Its entry in the registry stays."""
 
     def body() -> None:
         engine = Engine.open(path, None)
@@ -331,16 +330,16 @@ def each_death(
     kill: Callable[[Path, int], bool],
     passings: Iterable[int],
 ) -> Iterator[T]:
-    """Yields what is left beside a survivor by each of several victims.
+    """Yields the buffer of each of several victims, with a survivor that is attached to it.
 
     A victim is killed when it passes its point for the first time, the next one when it passes the
     point again. The first victim that is not killed ends the loop.
 
     Args:
-        folder: each victim has a buffer of its own here.
-        begin: makes a buffer that somebody uses.
-        kill: runs a victim, as `dies` does; returns whether it was killed.
-        passings: how often the victims have passed the point before.
+        folder: folder in which each victim gets its own buffer.
+        begin: creates a buffer and keeps a client attached.
+        kill: runs a victim, as `dies` does; returns True if it was killed.
+        passings: how often the victims have passed the point before they are killed.
     """
     for passing in passings:
         path = folder / str(passing)
@@ -357,10 +356,10 @@ def each_recovery(
     kill: Callable[[Path, int], bool],
     passings: Iterable[int],
 ) -> Iterator[Engine]:
-    """Yields each buffer that is opened by its next user after the last one was killed.
+    """Yields each buffer after a victim was killed and another process has opened the buffer.
 
     Args:
-        folder, begin, kill, passings: as for `each_death`; nobody uses the buffer besides a victim.
+        folder, begin, kill, passings: as for `each_death`. Only the victim uses the buffer.
     """
     for passing in passings:
         path = folder / str(passing)
@@ -377,9 +376,9 @@ def each_recovery(
 def waits_for_the_mutex_of(
     path: Path, point: str, victim: Callable[[Engine], None], act: Callable[[Engine], None]
 ) -> None:
-    """Has a process begin to act while a victim stands still at the point, then kills the victim.
+    """Starts a process that acts while a victim stands still at the point, then kills the victim.
 
-    The victim may hold the mutex there. Fails unless the process comes to its end.
+    The victim may hold the mutex there. The process has to succeed.
     """
     started, start = os.pipe()
 
@@ -397,7 +396,7 @@ def waits_for_the_mutex_of(
 
 
 def goes(call: Callable[[], object]) -> bool:
-    """Whether a limited call goes on at once."""
+    """True if a call succeeds without waiting."""
     try:
         with deadline.limit_waits(0):
             call()
@@ -407,7 +406,7 @@ def goes(call: Callable[[], object]) -> bool:
 
 
 def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
-    """Returns the numbers of the next items of a queue, which has them now."""
+    """Takes the next items of a queue, which must be present, and returns their numbers."""
     index, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
     with deadline.limit_waits(0):
         assert ring.admission.take(index, tickets)
@@ -423,7 +422,7 @@ def take(ring: Ring, count: int, *, release: bool = True) -> list[int]:
 
 
 def take_all(ring: Ring) -> list[int]:
-    """Returns the numbers of all items that a queue has left."""
+    """Takes all remaining items of a queue and returns their numbers."""
     found: list[int] = []
     while goes(lambda: found.extend(take(ring, 1))):
         pass
@@ -431,7 +430,7 @@ def take_all(ring: Ring) -> list[int]:
 
 
 def everything(path: Path) -> list[str]:
-    """The names of all files below a directory."""
+    """Returns the names of all files below a directory."""
     return sorted(
         str(Path(folder, name).relative_to(path))
         for folder, _, names in os.walk(path)

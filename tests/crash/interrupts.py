@@ -1,22 +1,22 @@
-"""Ctrl-C at every place where CPython looks for signals, and what is left after it.
+"""Interrupts a deed with Ctrl-C at every place where CPython checks for signals.
 
-CPython 3.11 handles a signal in the main thread only where the loop of the interpreter looks at its
-eval breaker (ceval.c, CHECK_EVAL_BREAKER):
+CPython 3.11 handles a signal in the main thread only when the interpreter loop reads its eval
+breaker (ceval.c, CHECK_EVAL_BREAKER):
 
     RESUME              at the start of a function, and where a generator goes on after a yield
     CALL                when a callable that is not a Python function has returned: before its
     CALL_FUNCTION_EX    result is stored
     JUMP_BACKWARD       at the end of each round of a loop; also POP_JUMP_BACKWARD_IF_*
 
-So not between a call of ``__enter__`` and the block of its ``with`` (BEFORE_WITH does not look),
-nor between RETURN_VALUE and a store; but between what a contextlib generator yields and the block
-(``next(self.gen)`` in contextlib is a CALL), and at the start of an ``__exit__`` that is written in
-Python.
+No signal is therefore handled between a call of ``__enter__`` and the block of its ``with``,
+because BEFORE_WITH does not check, or between RETURN_VALUE and a store. A signal can be handled
+between the yield of a contextlib generator and the block, because ``next(self.gen)`` in contextlib
+is a CALL. It can also be handled at the start of an ``__exit__`` that is written in Python.
 
-`walk` traces each bytecode (``frame.f_trace_opcodes``), in frames of this package and of
-contextlib, and raises KeyboardInterrupt before the bytecode behind one that looks: there it meets
-the same handlers, because what follows a call belongs to the same statement. It also raises where a
-call of a Python function has returned, which CPython does not; what holds there holds elsewhere.
+`walk` traces each bytecode (``frame.f_trace_opcodes``) in frames of this package and of contextlib.
+It raises KeyboardInterrupt before the bytecode that follows a check. The same handlers apply there,
+because the code after a call belongs to the same statement. It also raises after a Python function
+has returned, where CPython does not check. These additional places do no harm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOOKS = {
 
 @dataclass(frozen=True)
 class Place:
-    """A bytecode before which signals are looked at."""
+    """A bytecode before which CPython checks for signals."""
 
     code: CodeType
     offset: int
@@ -58,11 +58,11 @@ class Place:
 
 
 class Interrupter:
-    """In its block, the places are counted, and at one of them KeyboardInterrupt is raised.
+    """Counts the places that a block passes, and raises KeyboardInterrupt at one of them.
 
     Attributes:
-        at: the number of that place; None: none.
-        places: those that were passed.
+        at: the number of the place at which to raise, or None.
+        places: the places that were passed.
     """
 
     def __init__(self, at: int | None = None) -> None:
@@ -90,7 +90,7 @@ class Interrupter:
                 if looked:
                     self._look(code, frame.f_lasti)
                 looked = code.co_code[frame.f_lasti] in _LOOKS
-            elif event == "exception":  # what raises does not look
+            elif event == "exception":  # CPython does not check after a call that raises
                 looked = False
             return follow
 
@@ -104,10 +104,11 @@ class Interrupter:
 
 @dataclass(frozen=True)
 class Deed:
-    """What is interrupted.
+    """An operation that is interrupted.
 
     Attributes:
-        begin: makes what it needs, and returns what is done, and what has to work afterwards.
+        begin: prepares the operation. It yields a function that performs it, and a function that
+            has to work afterwards.
     """
 
     name: str
@@ -115,13 +116,13 @@ class Deed:
 
 
 def walk(deed: Deed, *, stride: int = 1, all_of: str = "", once: bool = True) -> int:
-    """Interrupt a deed at one place after the other; returns at how many.
+    """Interrupts a deed at one place after the other; returns the number of interrupts.
 
     Args:
-        deed: what is done.
-        stride: each how many-th place.
-        all_of: the name of a module, in which none is left out.
-        once: a place that is passed again is not taken again.
+        deed: the operation to interrupt.
+        stride: distance between two places that are tried.
+        all_of: the name of a module in which all places are tried.
+        once: skip places that were already tried.
     """
     with deed.begin() as (act, _), Interrupter() as counted:
         act()
@@ -140,7 +141,7 @@ def walk(deed: Deed, *, stride: int = 1, all_of: str = "", once: bool = True) ->
 
 
 def interrupt(deed: Deed, number: int) -> None:
-    """Interrupt a deed at one place; fails if init.lock or anything else is held afterwards."""
+    """Interrupts a deed at one place; fails if init.lock or another lock is held afterwards."""
     before, mapped = holdings.held(), holdings.mapped()
     place = f"{deed.name}, {number}"
     with deed.begin() as (act, works):
@@ -149,7 +150,8 @@ def interrupt(deed: Deed, number: int) -> None:
                 act()
         except KeyboardInterrupt as error:
             place += f": {error}"
-            assert not _locked("/.shmbuffer/init.lock"), place  # its frames are still there
+            # the traceback keeps its frames alive
+            assert not _locked("/.shmbuffer/init.lock"), place
         works()
     del act, works
     gained = holdings.gained(before) + holdings.gained(mapped, holdings.mapped)
@@ -158,7 +160,7 @@ def interrupt(deed: Deed, number: int) -> None:
 
 
 def _is_open(gate: Any) -> bool:
-    """Whether another thread can enter; for this one it is reentrant."""
+    """True if another thread can enter the gate, which is reentrant for this thread."""
     entered: list[bool] = []
 
     def enter() -> None:
@@ -174,7 +176,7 @@ def _is_open(gate: Any) -> bool:
 
 @contextlib.contextmanager
 def _unraisable() -> Iterator[None]:
-    """What is raised in a finalizer CPython only tells of."""
+    """Ignores exceptions in finalisers, which CPython reports but does not raise."""
     before, sys.unraisablehook = sys.unraisablehook, lambda told: None
     try:
         yield
@@ -183,5 +185,5 @@ def _unraisable() -> Iterator[None]:
 
 
 def _locked(names: str) -> set[str]:
-    """The files of that name that this process has locked."""
+    """Returns the files with this ending that the process has locked."""
     return {name for name, _ in holdings.locked_files() if names in name}

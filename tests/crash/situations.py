@@ -1,4 +1,4 @@
-"""What is in a buffer, what a writer does in it, and what may be left of that when it is killed."""
+"""Situations: the contents of a buffer, the write of a victim, and what it may leave behind."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.crash.harness import (
     write,
 )
 
-#: Passings of a point at which the victim is killed: the first ones, and some of many.
+#: Numbers of passings after which the victim is killed: the first ones, and some later ones.
 PASSINGS = (0, 1, 3, 7, 15, 31)
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What is there, and what the victim writes over it.
+    """The contents of a buffer and the write of a victim.
 
     Attributes:
-        before: items that are there, numbered from 0.
+        before: number of items in the buffer, which are numbered from 0.
         batch: numbers of the victim's items.
-        placed: slots, for a placed or in-place write.
+        placed: slots of a placed or in-place write.
     """
 
     before: int
@@ -48,7 +48,7 @@ class Situation:
             write(engine.ring(), self.batch)
 
     def passes(self, point: str) -> bool:
-        """True if the write comes by a crash point of writes, evictions aside."""
+        """True if the write passes a crash point of writes. Evictions are not considered."""
         if point == "write.priority":
             return not self.placed
         keeps_slots = self.in_place and set(self.placed) <= self.old.keys()
@@ -56,7 +56,7 @@ class Situation:
 
     @property
     def targets(self) -> list[int]:
-        """Slots that the batch goes to."""
+        """The slots to which the batch is written."""
         if self.placed:
             return list(self.placed)
         kept = self.batch[-CAPACITY:]
@@ -65,12 +65,12 @@ class Situation:
 
     @property
     def after(self) -> dict[int, int]:
-        """slot -> number if the batch is there as a whole."""
+        """The number of the item in each slot of the batch, if the complete batch is present."""
         return dict(zip(self.targets, self.batch[-CAPACITY:], strict=True))
 
     @property
     def old(self) -> dict[int, int]:
-        """slot -> number of what was there."""
+        """The number of the item in each slot before the write."""
         return {k % CAPACITY: k for k in range(self.before)}
 
 
@@ -95,13 +95,17 @@ def prepare(path: Path, situation: Situation, kind: str) -> Engine:
 
 
 def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
-    """G1, G2, G3: the batch as a whole or not at all, and the other old items untouched."""
+    """G1, G2, G3: the batch is complete or absent, and the other old items are unchanged.
+
+    Returns True if the batch is present.
+    """
     assert engine.ring() is not None
     there = read_all(engine.ring())
     batch = {slot: number for slot, number in there.items() if number >= 100}
     assert batch in ({}, situation.after), "a part of a dead writer's batch is there"
     untouched = {s: number for s, number in situation.old.items() if s not in situation.targets}
-    if engine.ring().schema.record_bytes == KINDS["short records"]:  # the oldest may have made room
+    # the oldest items may have been evicted
+    if engine.ring().schema.record_bytes == KINDS["short records"]:
         kept = sorted(set(there.values()) & set(untouched.values()))
         assert kept == sorted(untouched.values())[len(untouched) - len(kept) :]
         untouched = {slot: number for slot, number in untouched.items() if number in kept}
@@ -127,17 +131,18 @@ def killed_at_passings(
     alone: bool = False,
     passings: Iterable[int] = PASSINGS,
 ) -> int:
-    """Kills at passings of the point, until the victim does not come by; how often it did.
+    """Kills a victim at several passings of the point; returns the number of kills.
 
     Args:
-        folder: the buffers are made here.
-        kind: of items.
-        point: where.
-        situation: the state of the buffer, and what the victim does.
-        look: is told whether it is the first time, when it is worth a process of its own.
-        alone: nobody else is there when the victim dies, so that recovery is the first to see what
-            it left.
-        passings: at which of them.
+        folder: folder of the buffers.
+        kind: the kind of items.
+        point: the crash point.
+        situation: the state of the buffer, and the write of the victim.
+        look: checks the buffer. Its last argument is True for the first kill, when a check in a new
+            process is worth its time.
+        alone: no other client is attached when the victim dies, so that a recovery is the first to
+            see what it left.
+        passings: the numbers of passings after which the victims are killed.
     """
     kills = 0
     for passing in passings:
@@ -169,6 +174,6 @@ def fresh(path: Path, situation: Situation, *, expected: bool) -> None:
 
 
 def is_committed_at(point: str) -> bool:
-    """Death before the phase COMMITTING rolls back, from then on it rolls forward."""
+    """True if a death at this point rolls forward, which it does from COMMITTING on."""
     points = native_points("write")
     return points.index(point) >= points.index("write.committing")

@@ -1,9 +1,9 @@
-"""A victim is taken through a deed instruction by instruction, and every state of the shared bytes
-that it passes is kept.
+"""Runs a victim through a deed one instruction at a time and keeps every state of shared memory.
 
-This asks the processor, not the crash points: whatever a kill at any instruction can leave is among
-the states. Each of them is put back and mended, with the mutex as the kernel hands it on: a word
-that names a dead thread says OWNER_DIED (futex(2), robust futexes).
+The states come from the processor and do not depend on the crash points. They contain everything
+that a kill at any instruction can leave behind. Each state is put back and repaired. The mutex is
+put back as the kernel hands it on: a word that names a dead thread gets OWNER_DIED (futex(2),
+robust futexes).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.crash.harness import fork
 TRACE_ME, SINGLE_STEP = 0, 9
 OWNER_DIED, WAITERS, THREAD = 0x40000000, 0x80000000, 0x3FFFFFFF
 AFTERWARDS = 400
-"""Instructions that are still followed when the mutex was given back for the last time."""
+"""Number of instructions that are followed after the mutex was released for the last time."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -40,11 +40,11 @@ def trace(request: int, pid: int = 0) -> None:
 
 @dataclass
 class Walk:
-    """What was seen on the way.
+    """The states of one victim.
 
     Attributes:
-        states: bytes of each file, whenever they had changed.
-        instructions: how many the victim did.
+        states: the bytes of each file, after each change.
+        instructions: number of instructions of the victim.
     """
 
     states: list[dict[Path, bytes]]
@@ -52,7 +52,7 @@ class Walk:
 
 
 def walk(path: Path, deed: Callable[[Engine], None], releases: int) -> Walk:
-    """Follows a victim from the moment when it has the mutex to its ``releases``-th release."""
+    """Follows a victim from the time when it holds the mutex to its ``releases``-th release."""
 
     def works() -> None:
         engine = Engine.open(path, None)
@@ -63,7 +63,7 @@ def walk(path: Path, deed: Callable[[Engine], None], releases: int) -> Walk:
 
 
 def walk_of_a_mender(path: Path) -> Walk:
-    """Follows a process that takes the mutex of a dead one, from its first look at what is left."""
+    """Follows a process that takes the mutex of a dead one, from its first read of the remains."""
 
     def joins() -> None:
         _stop_at("repair.waiters")
@@ -125,7 +125,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def put_back(state: dict[Path, bytes]) -> None:
-    """Gives the files the bytes of that moment."""
+    """Writes the bytes of a state to the files."""
     for file, content in state.items():
         with open(file, "r+b") as target:
             target.write(content)

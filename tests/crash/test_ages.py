@@ -1,7 +1,7 @@
-"""The gate by age: who says from where versions count dies, and it counts as before, or from there.
+"""The process that moves the base of the versions dies: the base is the old one or the new one.
 
-"comes"    a learner for the next batch, with a version that was made from nothing
-"begins"   a writer of the first item, behind versions that were made from nothing
+"comes"    a learner for the next batch, with a version that was made without items "begins"   a
+writer of the first item, after versions that were made without items
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def begins(engine: Engine) -> None:
 
 
 def take(engine: Engine) -> list[int]:
-    """The tickets of the next batch."""
+    """Returns the tickets of the next batch."""
     ring = ring_of(engine)
     if not ring.admission.is_queue:
         return list(ring.consumers.open("learner").take(EACH).tickets)
@@ -50,7 +50,7 @@ def take(engine: Engine) -> list[int]:
 
 
 def room_in(engine: Engine) -> int:
-    """How many items there are once the gate lets no more through."""
+    """Writes items until the staleness limit refuses one; returns the number of items."""
     ring = ring_of(engine)
     while goes(lambda: write(ring, [0])):
         pass

@@ -1,4 +1,4 @@
-"""A campaign repeats itself by its seed, and says how where it fails."""
+"""A campaign is repeated by its seed, and a failure has the command that repeats it."""
 
 from __future__ import annotations
 

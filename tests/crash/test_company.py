@@ -1,4 +1,4 @@
-"""The victim is not alone: others write and learn while it dies, or wait for its mutex."""
+"""The victim is not alone: other processes write and learn while it dies, or wait for its mutex."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 SLOTS = 512
 ROUNDS = 12
-"""Items that the second writer writes while one victim dies."""
+"""Number of items that the second writer writes while one victim dies."""
 
 
 def sample_some(ring: Ring, key: int) -> None:
-    with suppress(EmptyBufferError):  # somebody has emptied it since it was asked
+    with suppress(EmptyBufferError):  # another process has emptied the buffer in the meantime
         sample(ring, 8, key=key)
 
 
@@ -50,9 +50,9 @@ def update_some(ring: Ring) -> None:
 
 
 class Companion:
-    """A process that works whenever it is told to, and says when it has."""
+    """A process that works whenever it is told to, and reports when it is done."""
 
-    #: Our ends of all pipes: a copy of one in another process would keep its reader waiting.
+    #: Our ends of all pipes. A copy in another process would keep the reader of a pipe waiting.
     open: ClassVar[list[int]] = []
 
     def __init__(self, path: Path, writes: bool) -> None:
@@ -88,7 +88,7 @@ class Companion:
         assert os.read(self._told, 8) == b"done", "a companion failed; its traceback is above"
 
     def leave(self) -> int:
-        """Its exit status; it ends when nobody tells it anything any more."""
+        """Ends the process by closing its pipe; returns its exit status."""
         os.close(self._tell)
         status = ended(self.pid)
         os.close(self._told)
@@ -111,7 +111,7 @@ def company(path: Path) -> Iterator[tuple[Engine, Companion, Companion]]:
 
 
 def dies_in_company(path: Path, points: list[tuple[str, str, int]]) -> None:
-    """One victim after another; (deed, point, passing)."""
+    """Kills one victim after the other; a victim is a deed, a point and a number of passings."""
     with company(path) as (engine, writer, learner):
         ring, kept = ring_of(engine), set(range(20))
         for number, (deed, point, passing) in enumerate(points, 1):
@@ -144,7 +144,7 @@ def dies_in_company(path: Path, points: list[tuple[str, str, int]]) -> None:
 WRITE_POINTS = [
     point
     for point in DEEDS["write"][1]
-    if point.startswith("write.") and point != "write.mass"  # nothing is written over
+    if point.startswith("write.") and point != "write.mass"  # no item is overwritten
 ]
 GROUPS = {
     "the first half of a write": [("write", point, 0) for point in WRITE_POINTS[::2]],

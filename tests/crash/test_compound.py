@@ -1,8 +1,9 @@
-"""A process that repairs after a death is killed too: at each step, after each death.
+"""A process that repairs after a death is killed as well, at each step and after each death.
 
-The bytes that the first victim left are put back before each second one, so that a pair costs one
-process. The default run takes every fourth first death, `--full` all of them. Each is followed by
-every ninth second death, other ones each time, and in the campaign by every third.
+The bytes that the first victim left are restored before each second victim, so that each pair needs
+only one new process. The default run takes every fourth first death, and `--full` takes all of
+them. Each first death is followed by every ninth second death, which are other ones each time. The
+campaign takes every third second death.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ pytestmark = pytest.mark.crash
 JOIN = (*python_points("join"), "count.added", *MUTEX, *TREE, *LEAVES)
 #: Points of a process that opens a directory in use, and repairs it.
 BESIDE = (*native_points("repair"), *native_points("reap"), *JOIN)
-#: Where there is no schema, or bytes are not believed.
+#: Points that are passed only without a schema, or if the bytes are not trusted.
 NEVER = (
     *("recover.entries", "recover.dropped", "recover.head", "recover.count", "recover.reserved"),
 )
-#: Points of the first process to open a directory that nobody uses.
+#: Points of the first process that opens a directory that is not in use.
 ALONE = (
     *(point for point in python_points("recover") if point not in NEVER),
     *("superblock.half", "superblock.stored", "mutex.cleared", "mutex.initialised"),
     *(*native_points("reap"), *JOIN),
 )
 STRIDE = 9
-#: No multiple of three, so that every second death follows one of the first ones.
+#: The stride and STRIDE have no common factor, so that all second deaths follow some first death.
 FIRST_STRIDE = 4
 FIRST_DEATHS = [
     pytest.param(*pair, marks=() if at % FIRST_STRIDE == 0 else pytest.mark.full)
@@ -51,7 +52,7 @@ FIRST_DEATHS = [
 
 
 class Image:
-    """The bytes of all files of a buffer, to be put back in the same files."""
+    """The bytes of all files of a buffer, which can be written back to the same files."""
 
     def __init__(self, path: Path) -> None:
         self.files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
@@ -63,14 +64,14 @@ class Image:
 
 
 def some(points: tuple[str, ...], first: int, stride: int) -> Iterator[str]:
-    """Every ``stride``-th of the points, another part of them for each of the first ones."""
+    """Yields every ``stride``-th point, with another offset for each first death."""
     return (point for at, point in enumerate(points) if (at + first) % stride == 0)
 
 
 def two_deaths_beside_a_survivor(
     path: Path, deed: str, point: str, stride: int, kind: str = "rows"
 ) -> int:
-    """How many second victims were killed."""
+    """Repairs beside a survivor; returns the number of second victims that were killed."""
     kills = 0
     with prepare(path, kind) as survivor:
         assert ends_at(path, deed, point)
@@ -88,7 +89,7 @@ def two_deaths_beside_a_survivor(
 def two_deaths_and_nobody_left(
     path: Path, deed: str, point: str, stride: int, kind: str = "rows"
 ) -> int:
-    """How many second victims were killed."""
+    """Repairs with no client left; returns the number of second victims that were killed."""
     kills = 0
     prepare(path, kind).close()
     assert ends_at(path, deed, point)

@@ -1,4 +1,4 @@
-"""A client of a consumer dies at every step: only what it acknowledged is not given again."""
+"""A client of a consumer dies at every step: acknowledged items, and only those, stay away."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ from tests.memory.rows import require_sound
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
-#: Only where somebody died before: `test_a_repair_that_is_killed_is_repeated`.
+#: Points that are passed only after a death: `test_a_repair_that_is_killed_is_repeated`.
 OF_A_REPAIR = ("consume.repaired",)
 POINTS = [point for point in native_points("consume") if point not in OF_A_REPAIR]
 ABOUT, DONE = range(2)
 
 
 class Victim:
-    """Takes, acknowledges, drops and gives back, and says before and after what it acknowledges."""
+    """Takes, acknowledges, drops and returns items, and reports its acknowledgements.
+
+    It reports each item before and after it acknowledges the item.
+    """
 
     def __init__(self, path: Path, tell: int) -> None:
         self.engine = Engine.open(path, None)
@@ -57,7 +60,7 @@ class Victim:
         consumer = self.ring.consumers.open("a")
         self.ack(consumer, consumer.take(2))
         consumer.take(1, 1e-9)
-        self.ack(consumer, consumer.take(2))  # the one of the lease that is over comes first
+        self.ack(consumer, consumer.take(2))  # items of the expired lease are delivered first
         held = consumer.take(1)
         consumer.give_back(held.lease)
         at = np.array([4, 5], np.int64)
@@ -94,7 +97,7 @@ def _heard(fd: int) -> dict[int, set[int]]:
 
 
 def _rest(consumer: Consumer) -> list[int]:
-    """All that is still to be given, acknowledged as it comes."""
+    """Takes and acknowledges all remaining items."""
     found: list[int] = []
     for count in (3, 1):
         while (taken := _soon(consumer, count)) is not None:
@@ -104,7 +107,7 @@ def _rest(consumer: Consumer) -> list[int]:
 
 
 def _soon(consumer: Consumer, count: int) -> LeasedItems | None:
-    """So many, if they are there; nobody waits for a writer that does not come."""
+    """Takes ``count`` items if they are available, without waiting for a writer."""
     try:
         with limit_waits(0):
             return consumer.take(count)
@@ -159,13 +162,13 @@ def test_a_client_of_a_consumer_is_killed(
         engine.close()
         if not died:
             break
-        passing += 1 if full else 1 + passing  # the first passes differ most
+        passing += 1 if full else 1 + passing  # the first passings differ most
     assert passing > 0
 
 
 @pytest.mark.parametrize("point", OF_A_REPAIR)
 def test_a_repair_that_is_killed_is_repeated(tmp_path: Path, point: str) -> None:
-    """One dies with the mutex, and the next, who repairs, dies in that."""
+    """A process dies with the mutex, and the next one dies in its repair."""
     passing = 0
     while True:
         path = tmp_path / str(passing)

@@ -1,4 +1,4 @@
-"""Who changes the consumer's version is killed: it is the old number or the new one, for all."""
+"""A process that changes the consumer's version is killed: the number is the old or new one."""
 
 from __future__ import annotations
 

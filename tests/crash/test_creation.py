@@ -40,7 +40,7 @@ def _creates(path: Path, point: str, after: int, kind: str) -> None:
 
 
 POINTS = ["open.locked", *python_points("create"), *python_points("define"), "superblock.half"]
-#: Steps that there are only where items are rows, or where they are records.
+#: Steps that exist only if items are rows, or only if they are records.
 ONLY = {
     "rows": ("define.leaf", "define.meta", "remove.file"),
     "records": ("define.records",),
@@ -48,7 +48,7 @@ ONLY = {
 
 
 def cases(points: list[str]) -> list[tuple[str, str]]:
-    """Each kind of item, with the steps that it has."""
+    """Returns each kind of item with each step that it has."""
     return [
         (kind, point)
         for kind, other in (("rows", "records"), ("records", "rows"))
@@ -81,7 +81,7 @@ def test_the_next_process_finishes_what_a_dead_creator_began(
 def test_a_waiting_process_takes_over_from_a_dead_creator(
     tmp_path: Path, kind: str, point: str
 ) -> None:
-    """It waits for init.lock when the creator dies, and needs no clock to notice."""
+    """The process waits for init.lock when the creator dies, and notices it without a timeout."""
     path = tmp_path / "buffer"
     told, tell = os.pipe()
     never, _say = os.pipe()
@@ -202,7 +202,7 @@ def test_eight_processes_that_start_at_once_make_one_buffer(tmp_path: Path) -> N
         os.close(go)
 
 
-#: System calls, and stores, on the way to a buffer with a schema.
+#: System calls and stores during the creation of a buffer with a schema.
 CALLS = [
     *("file.made", "file.mode", "file.sized", "file.written", "file.renamed", "folder.made"),
     *("mutex.cleared", "mutex.initialised", "join.identity", "join.live"),
@@ -219,7 +219,7 @@ def test_the_next_process_finishes_what_a_creator_began_that_died_at_a_call(
 
 
 def killed_while_creating(folder: Path, kind: str, point: str) -> int:
-    """Kills at the first passing, the second and so on; how often."""
+    """Kills at the first passing, the second and so on; returns the number of kills."""
     passing = 0
     while True:
         path = folder / str(passing)
@@ -306,7 +306,7 @@ def test_a_handle_that_has_not_read_an_item_yet_learns_of_a_removal(
         assert dies(tmp_path / "buffer", point, define_and_remove)
         before = ("remove.closing", "remove.state", "remove.synced")
         if point in before or (kind, point) == ("records", "remove.leaves"):
-            # Every file is there still.
+            # all files are still present
             assert late.ring() is not None
         else:
             with pytest.raises(

@@ -1,8 +1,8 @@
-"""Flow control: its users are killed at every step of what they do.
+"""Processes that use flow control are killed at every step.
 
-A limited write and sample, waiting for the other side, a queue, a change of the limiter, mending
-and recovery. Nobody waits for the dead afterwards, the limiter is the old or the new one as a
-whole, and a queue hands out in order what it had.
+The deeds are limited writes and samples, waiting for the other side, queues, changes of the
+limiter, repair and recovery. Afterwards no client waits for a dead one, the limiter is completely
+the old or the new one, and a queue delivers its items in order.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ THRICE = RateLimiter(max_times_sampled=3, min_size=2)
 ONCE = RateLimiter(max_times_sampled=1)
 BOTH = RateLimiter(samples_per_insert=2, error_buffer=20, max_times_sampled=2)
 LONG_NS = 5 * 10**9
-#: Of what is passed often: the registry is looked at entry by entry.
+#: Numbers of passings for points that are passed once per registry entry.
 PASSINGS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 100, 255)
 WRITTEN, DRAWN = 6, 3
-"""Items that are there when the victim comes, and elements that were drawn."""
+"""Number of items in the buffer, and number of elements drawn, before the victim starts."""
 
 
-# What the victims do.
+# Operations of the victims
 
 
 def writes(engine: Engine) -> None:
@@ -107,7 +107,7 @@ def waits_to_take(engine: Engine) -> None:
 
 
 def registers(engine: Engine) -> None:
-    """Waits to write, and does not say that it has given up."""
+    """Registers as waiting to write, and stays registered."""
     assert ring_of(engine).seat.native.claim(8, 0, LONG_NS) == -_core.LIMITED
 
 
@@ -128,7 +128,7 @@ def aborts(engine: Engine) -> None:
 
 
 def aborts_and_writes(engine: Engine) -> None:
-    """The front of the queue is what was given up."""
+    """Writes behind an aborted claim, which is then at the front of the queue."""
     take_all(ring_of(engine))
     aborts(engine)
     writes(engine)
@@ -146,7 +146,7 @@ def sets(limiter: RateLimiter | None) -> Callable[[Engine], None]:
     return lambda engine: engine.set_limiter(limiter)
 
 
-# The dead that others find.
+# Dead processes that others find
 
 
 def claims(engine: Engine) -> None:
@@ -157,13 +157,13 @@ def reads(engine: Engine) -> None:
     take(ring_of(engine), 4, release=False)
 
 
-#: Records are claimed and filled in one call.
+#: Deeds only for rows. Records are claimed and filled in one call.
 OF_ROWS = (aborts, aborts_and_writes, registers_and_writes, registers_and_leaves)
-#: Leave both sides where they were, but for the items that are there.
+#: Deeds that change the balance of both sides only by the items that are present.
 NOT_DRAWN = (writes, places, samples_past_the_limit, aborts)
 WRITE = ("flow.pending", "flow.promised", "flow.settled")
 COMMIT = ("flow.goal", "flow.base")
-#: Between them: its items are there or are not, and so they count.
+#: A write becomes visible between these steps: its items are present and count, or neither.
 STEPS = ("write.claimed", "write.committing", "write.count", "write.idle", "write.done")
 WAIT = ("flow.waits", "flow.limited")
 SET = ("flow.stored", "flow.published")
@@ -171,15 +171,15 @@ SET = ("flow.stored", "flow.published")
 
 @dataclass(frozen=True)
 class Deed:
-    """What a victim does in a buffer with items 0 to 5.
+    """The operation of a victim in a buffer with items 0 to 5.
 
     Attributes:
-        limiter: of the buffer.
-        work: what it does.
-        points: that it passes.
-        afterwards: the limiter, if it is another one then.
-        batch: slot -> number of what it writes.
-        taken: elements that it takes out of the queue.
+        limiter: the limiter of the buffer.
+        work: the operation.
+        points: the crash points that it passes.
+        afterwards: the limiter after the operation, if it is another one.
+        batch: slots and numbers of the items that it writes.
+        taken: number of elements that it takes from the queue.
     """
 
     limiter: RateLimiter | None
@@ -227,7 +227,7 @@ DEEDS = {
     "set a queue with less": Deed(QUEUE, sets(ONCE), SET, ONCE),
     "set nothing": Deed(BOTH, sets(None), SET, None),
 }
-#: Deed -> what somebody had done before who was killed then; the victim is who mends that.
+#: Operations of a process that was killed before. The victim repairs after this process.
 DEAD: dict[str, tuple[Deed, Callable[[Path], object]]] = {
     "reap a claimer": (
         Deed(RATIO, called, ("flow.pending", "flow.settled")),
@@ -262,7 +262,7 @@ MENDING = [
 
 @contextmanager
 def buffer(path: Path, deed: Deed, kind: str = "rows") -> Iterator[Engine]:
-    """A limited buffer with items."""
+    """Opens a limited buffer with items."""
     with Engine.open(path, replace(settings(kind), alpha=None)) as engine:
         ring = engine.define(schema(kind))
         engine.set_limiter(deed.limiter)
@@ -274,9 +274,9 @@ def buffer(path: Path, deed: Deed, kind: str = "rows") -> Iterator[Engine]:
 
 
 def require_consistent(engine: Engine) -> None:
-    """What is counted in the runtime page is what the registry says."""
+    """The counters in the runtime page match the registry."""
     runtime, entries = engine.seat.control.runtime[0], engine.seat.control.entries
-    engine.stats()  # takes the mutex, so that what a dead owner left is mended
+    engine.stats()  # takes the mutex, which repairs what a dead owner left
     claimed = entries["phase"] == Phase.PAYLOAD
     assert int(runtime["pending"]) == int(entries["pending"][claimed].sum())
     assert not entries["pending"][~claimed].any()
@@ -284,7 +284,7 @@ def require_consistent(engine: Engine) -> None:
 
 
 def require_mended(engine: Engine, deed: Deed) -> None:
-    """All that has to be true after a death, then what a limited buffer is for."""
+    """Checks all invariants after a death, and then uses the limited buffer."""
     require_consistent(engine)
     engine.seat.reap_dead()
     require_consistent(engine)
@@ -324,12 +324,12 @@ def told(limiter: RateLimiter | None) -> object:
 def require_queue(
     ring: Ring, limiter: RateLimiter, deed: Deed, ours: dict[int, int], full: bool
 ) -> None:
-    """What is left comes in order, none of it too often; then all of the room can be used."""
+    """The remaining items come in order, none too often, and then all space can be used."""
     times = limiter.max_times_sampled
     assert times is not None
     handed = np.zeros(200, int)
     if deed.limiter is not None and deed.limiter.max_times_sampled is not None:
-        handed[[0, 1]] = times, 1  # what is handed out stays so
+        handed[[0, 1]] = times, 1  # elements that were delivered are not delivered again
     numbers = [*range(WRITTEN if full else 0), *(number for _, number in sorted(ours.items()))]
     left = [number for number in numbers for _ in range(max(0, times - handed[number]))]
     with_ratio = limiter.samples_per_insert is not None
@@ -437,7 +437,7 @@ def test_a_process_that_dies_repairing_a_limited_buffer_is_followed_by_another(
         require_mended(survivor, deed)
 
 
-#: Where there is no schema, or bytes are not believed.
+#: Points that are passed only without a schema, or if the bytes are not trusted.
 NEVER = (
     *("recover.entries", "recover.dropped", "recover.head", "recover.count"),
     *("recover.misplaced", "recover.weights", "recover.reserved"),

@@ -1,4 +1,4 @@
-"""A writer is killed at every step of taking space for its slots."""
+"""A writer is killed at every step of allocating space for its slots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.kit.rings import ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
-#: Of a ring of eight slots, two have space; a step has two.
+#: Two of the eight slots of the ring have space, and each growth step adds two.
 STEP = 2
 WRITTEN = {0: 0, 1: 1}
 BATCH = {2: 100, 3: 101, 4: 102}
@@ -74,7 +74,7 @@ DEEDS = {"write": writes, "place": places, "reserve": reserves}
 
 
 def require_all_slots_usable(engine: Engine) -> None:
-    """Nothing of the victim is there, and every slot can be written, each in its turn."""
+    """No item of the victim is present, and every slot can be written in turn."""
     ring = ring_of(engine)
     require_sound(engine)
     assert read_all(ring) == WRITTEN
@@ -129,7 +129,7 @@ def test_a_writer_that_waits_for_a_dead_one_takes_the_space_itself(
         with stopped_at(path, point, writes):
             waiter = fork(waits)
             assert os.read(started, 1) == b"x"
-            with Engine.open(path, None) as joining:  # does not wait
+            with Engine.open(path, None) as joining:  # does not wait for the lock
                 assert read_all(ring_of(joining)).items() >= WRITTEN.items()
         assert ended(waiter) == 0
         survivor.seat.reap_dead()
@@ -143,7 +143,7 @@ def test_a_writer_that_waits_for_a_dead_one_takes_the_space_itself(
 def test_a_writer_that_dies_giving_space_back_takes_nothing_along(
     tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second file of the step does not fit any more."""
+    """The second file of the growth step does not fit on the disk any more."""
     allocate, calls = os.posix_fallocate, []
 
     def one_fits(fd: int, start: int, nbytes: int) -> None:

@@ -1,5 +1,4 @@
-"""Whatever a kill at any instruction of a deed can leave is mended: beside others, and by the
-first to come."""
+"""A kill at any instruction of a deed is repaired, by other clients or by the next process."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(platform.machine() != "x86_64", reason="single steps of another machine"),
 ]
 
-#: Deed -> what is done, how often it gives the mutex back, states that it passes at least.
+#: Maps a deed to its function, its number of mutex releases, and its least number of states.
 WALKS: dict[str, tuple[Callable[[Engine], None], int, int]] = {
     "write": (writes, 2, 60),
     "update": (updates, 1, 12),
@@ -52,7 +51,7 @@ def test_every_state_that_a_kill_can_leave_is_mended(
 
 
 def mended_states(path: Path, deed: str, *, alone: bool, kind: str = "rows") -> int:
-    """Follows a victim through the deed, and mends each state; how many there are."""
+    """Follows a victim through the deed and repairs each state; returns the number of states."""
     work, releases, _ = WALKS[deed]
     survivor = prepare(path, kind)
     if alone:
@@ -74,10 +73,10 @@ def mended_states(path: Path, deed: str, *, alone: bool, kind: str = "rows") -> 
 
 
 def require_mended(engine: Engine, deed: str, decided: bool) -> bool:
-    """The deed is done or not; once it would be done, it is done in every later state too.
+    """Checks that the deed is done or not done; it stays done in later states.
 
     Returns:
-        Whether it is done.
+        True if the deed is done.
     """
     ring = ring_of(engine)
     match deed:
@@ -110,7 +109,7 @@ def test_every_state_that_a_kill_of_a_mender_can_leave_is_mended(
 
 
 def states_of_a_mender(path: Path, point: str, after: int, kind: str = "rows") -> int:
-    """Follows a process that repairs after a victim, and repairs what that one would leave."""
+    """Follows a process that repairs after a victim, and repairs each state that it passes."""
     deed = point.split(".")[0]
     with prepare(path, kind) as survivor:
         if not ends_at(path, deed, point, after):

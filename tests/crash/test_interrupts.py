@@ -1,7 +1,7 @@
-"""Ctrl-C wherever CPython looks for signals: no lock, wait or file stays; all can be repeated.
+"""Ctrl-C wherever CPython checks for signals leaves no lock, wait or file behind.
 
-`interrupts.py` says where that is. Here each deed is interrupted at some of these places; all of
-them take minutes: ``interrupts.walk(deed)``.
+The interrupted operations can be repeated. The places are listed in `interrupts.py`. Here each deed
+is interrupted at some of its places. ``interrupts.walk(deed)`` takes all of them, in minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONE_FOR_ONE = RateLimiter(1, error_buffer=1)
 
 
 class Deeds:
-    """Each begins with what it needs; done is one call, and the other has to work afterwards."""
+    """The deeds. Each one prepares a buffer and yields the call to interrupt and a later check."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,14 +143,14 @@ class Deeds:
 
     @contextmanager
     def reserve(self) -> Iterator[Begun]:
-        """Nobody holds room who does not know of it."""
+        """Reserves space. After an interrupt, all reserved space has an owner that knows of it."""
         with self.made() as engine:
             ring = ring_of(engine)
             yield lambda: ring.reservations.reserve(3), lambda: holds_nothing(engine)
 
     @contextmanager
     def wait_to_reserve(self) -> Iterator[Begun]:
-        """It is admitted at the second try."""
+        """Reserves space, and is admitted at the second attempt."""
         with self.made() as engine:
             engine.set_limiter(ONE_FOR_ONE)
             ring = ring_of(engine)
@@ -227,7 +227,7 @@ class Deeds:
 
 
 def delivering(take: Callable[[Leases], object]) -> Callable[[], None]:
-    """Takes items of a consumer as a sampler does, which gives them back if it is interrupted."""
+    """Takes items like a sampler, which returns them to the consumer if it is interrupted."""
 
     def act() -> None:
         with given_back_unless_delivered() as leases:
@@ -237,13 +237,13 @@ def delivering(take: Callable[[Leases], object]) -> Callable[[], None]:
 
 
 def refused(error: type[Exception], call: Callable[[], object]) -> None:
-    """A call that is not waited for."""
+    """Makes a call that is refused without waiting."""
     with deadline.limit_waits(0.0), suppress(error):
         call()
 
 
 def holds_nothing(engine: Engine) -> None:
-    """Nothing is reserved, or being read, and others may have all of the room."""
+    """No space is reserved, no item is being read, and other clients may use all space."""
     waits_for_nobody(engine)
     control = engine.seat.control
     assert not control.entries["reading"].any()
@@ -251,14 +251,15 @@ def holds_nothing(engine: Engine) -> None:
 
 
 def waits_for_nobody(engine: Engine) -> None:
-    """Nothing in the shared memory says that a client of a buffer waits."""
+    """No entry in shared memory says that a client of the buffer waits."""
     control = engine.seat.control
     assert not control.entries["waits_for"].any()
     assert not control.entries["turn"].any()
     assert [int(control.runtime[name][0]) for name in ("limited", "waiters")] == [0, 0]
 
 
-#: Each how many-th place is taken; of the others each sixteenth. Without `--full` a third of these.
+#: Distance between two places that are interrupted, or 16 for deeds that are not listed. It is
+#: three times as large without `--full`.
 STRIDES = {"close": 1, "wait_for_a_slot": 1, "wait_to_sample": 3, "wait_to_write": 3}
 STRIDES |= {"reserve": 2, "wait_to_reserve": 3}
 STRIDES |= dict.fromkeys(("take_of_a_queue", "consume", "claim_groups"), 1)
@@ -266,7 +267,7 @@ NAMES = [name for name in vars(Deeds) if not name.startswith("_") and name != "m
 
 
 def deed(name: str, folder: Path) -> Deed:
-    """A deed by its name."""
+    """Returns a deed by its name."""
     begin: Callable[[], AbstractContextManager[Begun]] = getattr(Deeds(folder), name)
     return Deed(name, begin)
 

@@ -1,4 +1,4 @@
-"""Who sets the share of a data set is killed at each store: it is the old number or the new."""
+"""A process that sets the share of a data set is killed at each store: the share is old or new."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""No store to shared memory follows another one without a crash point in between: read in the
-sources, along every way through every function."""
+"""Between two stores to shared memory there is a crash point, on each path in the sources."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ FLOOR = python.read(
 )
 SOURCES = pytest.mark.parametrize("functions", [CORE, FLOOR], ids=["C", "Python"])
 
-#: Points that mark the end of a step: no store comes before them that has no point of its own.
+#: Points that mark the end of a step. Every store before them has a point of its own.
 MILESTONES = {
     *("abort_locked", "empty_locked", "write_locked", "write_relocked", "update_locked"),
     *("reap_locked", "sample_locked", "write_claim_parents", "write_commit_parents"),
@@ -45,7 +44,7 @@ MILESTONES = {
 }
 
 
-#: Variables and members through which something private is stored.
+#: Variables and members that point to private memory.
 PRIVATE = """
 AT NUMBERS absent_elements acked action addresses all applied arena armed at available b before
 book bool branch buffer by_age bytes c call candidate capacity changed choice claimed_slots
@@ -111,7 +110,7 @@ def test_the_reader_sees_every_kind_of_store() -> None:
 
 
 def test_what_the_reader_takes_for_private_is_private() -> None:
-    """A new name here is a variable or a member through which something is stored: is it shared?"""
+    """A new name in this list needs a decision: is the memory behind it shared?"""
     assert c.private_targets(sorted((PACKAGE / "_native").glob("*/*.c"))) == set(PRIVATE.split())
 
 

@@ -1,4 +1,4 @@
-"""Recovery is killed at every step, of a buffer whose bytes are believed and of one where not."""
+"""Recovery is killed at every step, in buffers whose bytes are trusted and in others."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.kit.rings import path_of, ring_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.product]
 
-#: Where there is no schema, or there are records, weights, or a save to continue in.
+#: Points that are passed without a schema, or with records, weights, or a save to continue.
 OTHER_FILES = ("recover.entries", "recover.misplaced", "recover.weights", "recover.reserved")
-#: Where bytes of another boot are not believed.
+#: Points that are passed only if bytes of another boot are not trusted.
 UNTRUSTED = ("recover.dropped", "recover.head", "recover.count")
-#: Where they have been verified, and are of this boot.
+#: Points that are passed if the bytes were verified and belong to this boot.
 ADOPTED = ("recover.seen", "recover.superblock", "recover.noted", "recover.ready")
 REAPING = ("reap.leaf", "reap.word", "reap.freed")
 RECOVERY = [
@@ -72,7 +72,7 @@ def test_a_recovery_that_dies_starts_again(survivor: Engine, point: str, write_p
 
 
 def damaged_after_a_reboot(survivor: Engine, *, header: bool = False) -> Path:
-    """Six items, of which the fourth is damaged and the fifth has no priority that can be."""
+    """Writes six items, damages the fourth, and gives the fifth an impossible priority."""
     ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(6))
     survivor.flush()
@@ -113,7 +113,7 @@ def test_an_interrupted_recovery_from_a_reboot_still_distrusts_the_bytes(survivo
 
 
 def recovery_dies_at(path: Path, point: str) -> int:
-    """At passings of the point, in recoveries of which each finds what the last one left."""
+    """Kills recoveries at several passings of the point. Each finds what the last one left."""
     kills = 0
     for after in PASSINGS:
         if ended(fork(partial(arm_and_open, path, point, after))) == 0:
@@ -148,7 +148,7 @@ def recovers(path: Path, left: list[int]) -> None:
 
 
 def test_a_recovery_that_refuses_a_record_starts_again(tmp_path: Path) -> None:
-    """Without checksums it is the header that tells."""
+    """Without checksums, the header shows the damage."""
     unchecked = replace(settings("records"), checksum=False)
     with Engine.open(tmp_path / "buffer", unchecked) as engine:
         engine.define(schema("records"))

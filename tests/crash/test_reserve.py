@@ -1,7 +1,7 @@
-"""Reservations: their holders are killed at every step.
+"""Processes that hold reservations are killed at every step.
 
-What a dead holder held is free again, what was reserved for others stays theirs, and pieces that
-lie in a file are known to be committed if, and only if, their items are there.
+The space of a dead holder is free again, and the reservations of other clients stay. Pieces in a
+file are known to be committed if, and only if, their items are present.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ RATIO = RateLimiter(samples_per_insert=1, error_buffer=CAPACITY)
 LONG_NS = 5 * 10**9
 PASSINGS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
 WRITTEN = 2
-"""Items that are there when the victim comes: numbers 0 and 1."""
+"""Number of items in the buffer before the victim starts, with the numbers 0 and 1."""
 OURS = 2
-"""Slots that the survivor has reserved meanwhile."""
+"""Number of slots that the survivor has reserved."""
 BATCH = {2: 100, 3: 101}
-#: Of the victim's pieces.
+#: Number that identifies the victim's pieces.
 NUMBER = 77
 
 
@@ -57,7 +57,7 @@ def reserve(engine: Engine, rows: int, **options: float) -> int:
     return ring_of(engine).reservations.reserve(rows, **options)  # type: ignore[arg-type]
 
 
-# What the victims do.
+# Operations of the victims
 
 
 def reserves(engine: Engine) -> None:
@@ -79,7 +79,7 @@ def reserves_and_leaves(engine: Engine) -> None:
 
 
 def commits(engine: Engine) -> None:
-    """Fewer than were reserved."""
+    """Commits fewer items than were reserved."""
     with ring_of(engine).reservations.hold(reserve(engine, 4)):
         write(ring_of(engine), BATCH.values())
 
@@ -112,7 +112,7 @@ def expires(engine: Engine) -> None:
     reserve(engine, 1)
 
 
-# The dead that others find.
+# Dead processes that others find
 
 
 def claims(engine: Engine) -> None:
@@ -123,7 +123,7 @@ def claims(engine: Engine) -> None:
 
 @dataclass(frozen=True)
 class Deed:
-    """What a victim does in a buffer with two items and a reservation of the survivor."""
+    """The operation of a victim in a buffer with two items and a reservation of the survivor."""
 
     work: Callable[[Engine], None]
     points: tuple[str, ...]
@@ -146,7 +146,7 @@ DEEDS = {
     "abort the claim": Deed(aborts_the_claim, (*TAKE, "reserve.claimed", "reserve.returned")),
     "expire": Deed(expires, (*TAKE, "reserve.ended")),
 }
-#: Of a commit from a reservation, whatever it is made from.
+#: Points of a commit from a reservation, with any source of the items.
 COMMITS = (
     *("write.marking", "write.payload", "write.committing", "write.commit", "write.count"),
     *("write.idle", "write.done"),
@@ -189,7 +189,7 @@ MENDING = [(name, point) for name, (*_, points) in DEAD.items() for point in poi
 
 @contextmanager
 def buffer(path: Path, deed: Deed) -> Iterator[tuple[Engine, int]]:
-    """A limited buffer with items, and what names the survivor's reservation."""
+    """Opens a limited buffer with items; yields it with the name of the survivor's reservation."""
     with Engine.open(path, replace(settings("rows"), alpha=None)) as engine:
         ring = engine.define(schema())
         engine.set_limiter(deed.limiter)
@@ -198,8 +198,8 @@ def buffer(path: Path, deed: Deed) -> Iterator[tuple[Engine, int]]:
 
 
 def require_consistent(engine: Engine) -> None:
-    """What is counted in the runtime page is what the reservations say."""
-    engine.stats()  # takes the mutex, so that what a dead owner left is mended
+    """The counters in the runtime page match the reservations."""
+    engine.stats()  # takes the mutex, which repairs what a dead owner left
     table, runtime = table_of(engine.seat), engine.seat.control.runtime[0]
     held = table["state"] == ReservationState.OPEN
     assert int(runtime["reserved"]) == int(table["rows"][held].sum())
@@ -210,7 +210,7 @@ def require_consistent(engine: Engine) -> None:
 
 
 def require_mended(engine: Engine, name: int | None, deed: Deed) -> None:
-    """All that has to be true after a death, then what the buffer is for."""
+    """Checks all invariants after a death, and then uses the buffer."""
     ring = ring_of(engine)
     require_consistent(engine)
     engine.seat.reap_dead()
@@ -238,12 +238,12 @@ def require_mended(engine: Engine, name: int | None, deed: Deed) -> None:
 
 
 def require_room(ring: Ring, name: int | None, batch: int) -> None:
-    """The rest may be used, and no more; what is reserved for us may be used last."""
+    """Other writers can use the space that is not reserved, and the survivor its own."""
     if ring.admission.is_queue:
         take_all(ring)
         room = CAPACITY
     else:
-        room = CAPACITY - WRITTEN - batch + 1  # the first item is not counted
+        room = CAPACITY - WRITTEN - batch + 1  # the limiter does not count the first item
     others = room - (0 if name is None else OURS)
     for number in range(others):
         assert goes(lambda number=number: write(ring, [10 + number])), "room of the dead is held"

@@ -1,4 +1,4 @@
-"""A save that is ended at any of its system calls leaves a whole one: the old, or the new."""
+"""A save that is ended at any system call leaves a complete save, either the old or the new one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEW = {"a": "new", "below/b": "new"}
 
 
 def points() -> list[str]:
-    """All of them, in source order."""
+    """Returns all points of a save, in source order."""
     text = "".join(
         Path(str(module.__file__)).read_text()
         for module in (beneath, region, file_tree, safe_files, work_directory, publication)
@@ -30,8 +30,8 @@ def points() -> list[str]:
     return [*re.findall(r'reached\("((?:save|file|folder)\.\w+)"\)', text), *steps]
 
 
-#: Only if something is put there meanwhile, or the umask is a strange one, or directories above are
-#: missing.
+#: Points that are passed only if a file appears in the meantime, the umask is unusual, or parent
+#: directories are missing.
 RARE = {"save.returned", "save.closed", "save.parents", "folder.mode", "folder.parents"}
 RARE |= {"file.written"}
 NOT_PASSED = {

@@ -1,9 +1,9 @@
-"""Who writes observations once is killed at every step: what is left has every next observation.
+"""Writers with shared observations are killed at every step, and no next observation is lost.
 
-Item k has the observation k and the next one k + 1, so that an item and the one written behind it
-have an observation in common; every fifth ends an episode. A survivor, or a fresh process, reads
-what is there, asks the check, and goes on for some laps in a ring with little room for whole ones:
-a row that were lost would be missed.
+Item k has the observation k and the next observation k + 1. An item and its successor therefore
+have one observation in common. Every fifth item ends an episode. A survivor or a new process reads
+the items, runs the check, and writes for some laps. The ring has few rows for separate next
+observations, so a lost row would be noticed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def write(ring: Ring, numbers: Iterable[int], streams: list[int] | None = None) 
 
 
 def read_all(ring: Ring) -> dict[int, int]:
-    """slot -> number; fails where an item is not as it was written."""
+    """Returns the number of the item in each slot; fails if an item is not as it was written."""
     out, tickets = batch(range(CAPACITY)), np.empty(CAPACITY, np.int64)
     index = np.arange(CAPACITY)
     addresses = [one.ctypes.data for one in out]
@@ -74,7 +74,7 @@ def read_all(ring: Ring) -> dict[int, int]:
 
 
 def prepare(path: Path) -> Engine:
-    """A ring that is full of the items 3 to 10, each linked to the next one."""
+    """Creates a ring with the items 3 to 10, each linked to the next one."""
     engine = Engine.open(path, SETTINGS)
     ring = engine.define(Schema(LEAVES, CAPACITY))
     for number in range(11):
@@ -89,7 +89,7 @@ def prepare_and_die(path: Path) -> None:
 
 
 def whole(ring: Ring) -> list[int]:
-    """Items whose next observation has a row of its own."""
+    """Returns the items whose next observation is stored in a row of its own."""
     own = ring.live.nexts >= WHOLE
     return sorted(number for slot, number in read_all(ring).items() if own[slot])
 
@@ -110,7 +110,7 @@ def require_usable(engine: Engine) -> None:
     assert whole(ring) == [524, 529, 531]
 
 
-# What the victim does, and the steps of sharing that it takes.
+# Operations of the victim, and the steps of sharing that they pass
 
 
 def follows(engine: Engine) -> None:
@@ -177,7 +177,10 @@ def test_every_step_of_sharing_is_in_a_case() -> None:
 
 
 def kills(folder: Path, deed: Callable[[Engine], None], point: str, *, alone: bool) -> list[Path]:
-    """Buffers whose writer was killed at some passing of a point; open where not ``alone``."""
+    """Kills writers at several passings of a point; returns the paths of their buffers.
+
+    The buffers are open unless ``alone``.
+    """
     paths = []
     for passing in PASSINGS:
         path = folder / str(passing)
@@ -239,7 +242,7 @@ def test_a_fresh_process_finds_every_next_observation(
 def test_a_reader_beside_a_writer_that_stands_still_sees_whole_items(
     tmp_path: Path, point: str
 ) -> None:
-    """No lock is needed to read: what the slot says, or said, leads to the bytes."""
+    """Reading needs no lock: the present or former word of the slot leads to the bytes."""
     engine = prepare(tmp_path / "buffer")
     with stopped_at(tmp_path / "buffer", point, places if point == "share.own_row" else follows):
         assert len(read_all(ring_of(engine))) >= CAPACITY - 3
@@ -252,11 +255,11 @@ def test_a_reader_beside_a_writer_that_stands_still_sees_whole_items(
 def test_items_go_in_order_though_their_writer_died_before_it_had_marked_them(
     tmp_path: Path, after: int
 ) -> None:
-    """The head is past them: an item that stayed would outlive what holds its next observation."""
+    """The head has passed them, so a remaining item would outlive its next observation."""
     engine = prepare(tmp_path / "buffer")
     assert dies(tmp_path / "buffer", "write.mark", writes_four, after=1)
     status = ended(fork(lambda: arm_and_open(tmp_path / "buffer", "reap.word", after)))
-    assert status == (-signal.SIGKILL if after < 4 else 0)  # who joins repairs
+    assert status == (-signal.SIGKILL if after < 4 else 0)  # a client that joins repairs
     engine.seat.reap_dead()
     there = read_all(ring_of(engine))
     assert {number for number in there.values() if number < 100} == {7, 8, 9, 10}
@@ -269,8 +272,8 @@ OF_RECOVERY = ("share.restored", "share.dropped")
 
 
 def section(path: Path, name: str) -> np.ndarray:
-    """Of the slots file of a buffer that nobody has open."""
-    at = Schema(LEAVES, CAPACITY).sections  # as without sharing: it lies behind them
+    """Maps a section in the slots file of a buffer that is not open."""
+    at = Schema(LEAVES, CAPACITY).sections  # the section lies where it would without sharing
     start = _core.sections(CAPACITY, 1, False, ROOM)[name]
     assert start >= at["mass"]
     kind, count = (np.uint64, CAPACITY) if name == "nexts" else (np.uint32, ROOM)
@@ -308,7 +311,7 @@ def has_the_row_of_another(path: Path) -> None:
 def test_a_recovery_is_killed_where_pages_are_older_than_others(
     tmp_path: Path, damage: Callable[[Path], None], lost: int, points: tuple[str, ...]
 ) -> None:
-    """Items are compared with their checksums then: what does not lead to its bytes is no item."""
+    """Items are compared with their checksums, and an item without its bytes is dropped."""
     for point in points or ("recover.tree",):
         path = tmp_path / point
         assert ended(fork(partial(prepare_and_die, path))) == -signal.SIGKILL

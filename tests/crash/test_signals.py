@@ -1,5 +1,7 @@
-"""At every step a process may also be ended by a signal that can be caught, stopped and continued,
-or become another program. The default run takes each step with one of these, `--full` with all."""
+"""At every step a process may be terminated, stopped and continued, or replaced by exec.
+
+The default run uses one of these events at each step, and `--full` uses all of them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ DEED = pytest.mark.parametrize("deed", [deed for deed in DEEDS if deed != "reap"
 
 
 def at(path: Path, deed: str, point: str, action: str, then: Callable[[Engine], None]) -> int:
-    """Starts a process to which that happens at the point; ``then``: if it goes on."""
+    """Starts a process with an event at the point; ``then`` runs if the process goes on."""
     work = begins(path, deed)
 
     def body() -> None:
@@ -43,13 +45,13 @@ def never(engine: Engine) -> None:
 
 
 def goes_on(engine: Engine) -> None:
-    """It was interrupted, and uses its handle as before."""
+    """The process was interrupted and uses its handle as before."""
     ring = ring_of(engine)
     ticket = write(ring, [777])
     assert read_all(ring)[ticket % ring.capacity] == 777
 
 
-#: What may happen to a process: by default each of these at each fourth point, at other ones.
+#: The events. By default each one happens at every fourth point, with different offsets.
 ENDS = ("term", "exec", "int", "stop")
 
 

@@ -1,15 +1,15 @@
 """Two processes die, one after the other, while a buffer is made, changed, recovered or removed.
 
-The first victim is killed at every point of its work. The next process goes on from there, and is
-killed at every point of that. A third process has to find a buffer that works, or a path where it
-can make one if the first victim was removing the buffer.
+The first victim is killed at every point of its work. The next process continues from there, and is
+killed at every point of its own work. A third process has to find a usable buffer, or a path where
+it can create one if the first victim was removing the buffer.
 
-The points are those that a process is seen to pass, so that none can be forgotten. A process is
-killed when it passes a point for the first time. The superblock decides what the next process does,
-so a process is killed at each passing of the points of the superblock. The first victim is killed
-at the points of the Python code: test_compound.py kills at those of the core. The default run takes
-some of the first deaths, each with every thirteenth of the second ones. `--full` takes all of both,
-and the campaign takes any passing of any point.
+The points are those that a process was observed to pass, so that none can be forgotten. A process
+is killed when it passes a point for the first time. The superblock decides what the next process
+does, so a process is killed at each passing of the points of the superblock. The first victim is
+killed at the points of the Python code, and test_compound.py kills at those of the core. The
+default run takes some of the first deaths, each with every thirteenth of the second ones. `--full`
+takes all of both, and the campaign takes any passing of any point.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from tests.kit.rings import ring_of
 
 pytestmark = pytest.mark.crash
 
-#: Of the first deaths each test takes every sixteenth.
+#: Each test takes every sixteenth of the first deaths.
 PARTS = 16
-#: Of the second deaths the default run takes every thirteenth, other ones after each first death.
+#: The default run takes every thirteenth second death, with another offset for each first death.
 STRIDE = 13
 
 Arm = Callable[[], object]
@@ -86,7 +86,7 @@ def resizes(path: Path, kind: str, arm: Arm) -> None:
 
 
 def recovers(path: Path, kind: str, arm: Arm) -> None:
-    """A writer dies before, while it commits four items around the end of the ring."""
+    """Recovers a buffer whose writer died committing four items around the end of the ring."""
     if not path.exists():
         assert ended(fork(lambda: dies_committing(path, kind))) == -signal.SIGKILL
     arm()
@@ -101,7 +101,7 @@ def removes(path: Path, kind: str, arm: Arm) -> None:
 
 
 def sweeps(path: Path, kind: str, arm: Arm) -> None:
-    """As the next start does with a temporary directory whose owner was killed."""
+    """Removes a temporary directory whose owner was killed, like the next start of a program."""
     if not path.exists():
         assert ended(fork(lambda: owner_dies(path, kind))) == -signal.SIGKILL
     arm()
@@ -127,7 +127,7 @@ def finishes_the_removal(path: Path, kind: str, arm: Arm) -> None:
 
 
 def make_larger(engine: Engine, kind: str) -> None:
-    """Withdraws the definition unless that was done already, and makes a larger one."""
+    """Withdraws the definition unless that was done already, and creates a larger one."""
     ring = engine.ring()
     if ring is not None and ring.capacity == CAPACITY:
         assert engine.undefine()
@@ -149,15 +149,15 @@ def dies_committing(path: Path, kind: str) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What the first victim does, and who comes then.
+    """The work of the two victims and what the third process has to find.
 
     Attributes:
         first: what the first victim does.
         second: what the next process does.
         items: the sets of items of which the third process has to find one.
         company: whether a client is attached while the two die, so that no process recovers the
-            buffer in between. It leaves before the third process comes, or is the third one.
-        kinds: what an item is; records where other files are made for them.
+            buffer in between. It leaves before the third process opens, or is the third one.
+        kinds: the kinds of items. Records are included if other files are created for them.
     """
 
     first: Work
@@ -180,12 +180,12 @@ CASES = {
     "remove, twice": Case(removes, finishes_the_removal, (NONE, SIX)),
     "sweep": Case(sweeps, opens_and_defines, (NONE, SIX)),
 }
-#: Points of the core, at which a recovery is killed in test_compound.py.
+#: Points of the core. test_compound.py kills recoveries at these points.
 OF_THE_CORE = frozenset(_core.crash_points())
 
 
 def points(work: Work, path: Path, kind: str) -> list[str]:
-    """Lets a process do the work, and tells the points that it passes."""
+    """Lets a process do the work; returns the points that it passes."""
 
     def watched(tell: int, hear: int) -> None:
         work(path, kind, lambda: _core.arm("*", "pause", notify_fd=tell, wait_fd=hear))
@@ -194,7 +194,7 @@ def points(work: Work, path: Path, kind: str) -> list[str]:
 
 
 def deaths(passed: list[str]) -> list[Death]:
-    """Points, and how often a process passes each before it is killed there."""
+    """Returns points with the number of times that a process passes each before it is killed."""
     found: list[Death] = []
     for point in dict.fromkeys(passed):
         times = passed.count(point) if point.startswith("superblock.") else 1
@@ -203,7 +203,7 @@ def deaths(passed: list[str]) -> list[Death]:
 
 
 def dies_at(death: Death, work: Work, path: Path, kind: str) -> bool:
-    """Whether a process was killed there; else it did not come by, and did its work."""
+    """True if a process was killed there; otherwise it did not pass the point and finished."""
     point, after = death
     status = ended(fork(lambda: work(path, kind, lambda: _core.arm(point, after=after))))
     assert status in (0, -signal.SIGKILL), f"a victim ended with {status}"
@@ -211,7 +211,7 @@ def dies_at(death: Death, work: Work, path: Path, kind: str) -> bool:
 
 
 def uses(engine: Engine, kind: str, items: tuple[frozenset[int], ...]) -> None:
-    """Looks at the items, writes, samples and checks."""
+    """Checks the items, writes, samples and runs the check."""
     ring = engine.ring() or engine.define(schema(kind))
     assert frozenset(read_all(ring).values()) in items
     write(ring, range(500, 503))
@@ -222,7 +222,7 @@ def uses(engine: Engine, kind: str, items: tuple[frozenset[int], ...]) -> None:
 def two_deaths(
     path: Path, kind: str, case: Case, first: Death, second: Death, *, survivor: bool = False
 ) -> int:
-    """Two victims, one after the other, and a third process; how many of the two were killed.
+    """Runs two victims and a third process; returns how many of the two were killed.
 
     Args:
         survivor: whether the client that is attached all the time is the third process.
@@ -241,7 +241,7 @@ def two_deaths(
 
 
 def require_in_order(path: Path) -> None:
-    """Everything that looks at the whole directory finds nothing, and nothing is left of it."""
+    """All checks of the whole directory pass, and no file is left after its removal."""
     assert [name for name in everything(path) if ".new" in name or "tmp" in name] == []
     report = check(path)
     assert report.ok, report.problems
@@ -279,7 +279,7 @@ def test_a_third_process_finds_a_working_buffer_after_two_deaths(
 
 
 def after_one_death(path: Path, kind: str, case: Case, first: Death) -> list[str]:
-    """The points that the next process passes."""
+    """Returns the points that the next process passes after one death."""
     company = Engine.open(path, settings(kind)) if case.company else None
     try:
         dies_at(first, case.first, path, kind)
@@ -289,7 +289,7 @@ def after_one_death(path: Path, kind: str, case: Case, first: Death) -> list[str
             company.close()
 
 
-#: Where a first write ends that has finished everything and has not said so in the runtime page.
+#: Points at which a first write has finished everything except its note in the runtime page.
 FINISHED: list[Death] = [
     *(("superblock.stored", 0), ("superblock.half", 1), ("superblock.stored", 1)),
     ("define.superblock", 0),
@@ -301,7 +301,7 @@ FINISHED: list[Death] = [
 def test_two_writers_die_in_their_first_write_and_the_buffer_is_still_there(
     tmp_path: Path, kind: str, first: Death
 ) -> None:
-    """The second one publishes what the first one has finished, and makes no file again."""
+    """The second process publishes what the first one has finished, and creates no file again."""
     path, slots = tmp_path / "buffer", tmp_path / "buffer" / layout.SLOTS
     with Engine.open(path, settings(kind)) as idle:
         assert dies_at(first, defines, path, kind)
@@ -345,7 +345,7 @@ def test_a_first_write_does_not_bring_back_a_buffer_that_a_dead_process_was_remo
 
 
 class Orphan:
-    """A forked child that outlives its parent, and writes with the handle of its parent."""
+    """A forked child that outlives its parent, and writes with the parent's handle."""
 
     def __init__(self, path: Path, parent_does: Callable[[Engine], object]) -> None:
         told, tell = os.pipe()
@@ -372,7 +372,7 @@ class Orphan:
         self._told = told
 
     def writes(self) -> str:
-        """Lets it write and end; the error that it got."""
+        """Lets the child write and end; returns the error that it got."""
         os.close(self._goes)
         with os.fdopen(self._told) as told:
             return told.read()

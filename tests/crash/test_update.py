@@ -55,7 +55,7 @@ def test_each_priority_is_the_old_or_the_new_one(survivor: Engine, name: str, po
             )
         if point in ("update.parents", "update.unlocked"):
             assert (after[index] == 50.0).all()
-        assert survivor.stats()["max_priority"] >= after.max()  # new items start from it
+        assert survivor.stats()["max_priority"] >= after.max()  # new items start with this priority
         succeeds(lambda: fresh(path, items))
         ring.update(np.arange(8), before)
         passing += 1
@@ -150,7 +150,7 @@ def test_a_change_of_alpha_is_finished_for_the_dead(survivor: Engine, point: str
 def test_a_change_of_alpha_and_eps_leaves_finite_masses_at_every_step(
     survivor: Engine, change: tuple[float, float], point: str
 ) -> None:
-    """The new alpha with an old, larger eps may be too much: then eps is stored first."""
+    """The new alpha with an old, larger eps may overflow, so eps is stored first."""
     ring, path = ring_of(survivor), path_of(survivor)
     write(ring, range(8))
     ring.tree.set_alpha(*((1.0, 1e160) if change[0] > 1 else (2.0, 0.0)))

@@ -1,4 +1,4 @@
-"""Those who tidy up are killed too: emptying, reaping, repair, recovery, leaving, the barrier."""
+"""Processes that repair are killed too: emptying, reaping, repair, recovery, leaving, barrier."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def test_a_reaper_that_dies_is_followed_by_another(
     victim(path, write_point)
     # A joiner reaps the dead before it takes an entry, so the second victim arms before it joins.
     killed = ended(fork(lambda: _arm_and_join(path, point))) == -signal.SIGKILL
-    # The next to lock repairs after a death in the mutex; the reaper finds nothing left to do
-    # but free.
+    # The next process that locks repairs after a death in the mutex, so the reaper only frees the
+    # entry.
     assert killed or (write_point, point) == ("write.mark", "reap.parents")
     survivor.seat.reap_dead()
     there = set(read_all(ring).values())
@@ -156,7 +156,7 @@ def test_leaving_half_way_is_as_good_as_dying(survivor: Engine, point: str) -> N
 
 
 def test_an_entry_is_free_only_after_the_mutex_is(survivor: Engine) -> None:
-    """Else a process that finds no client alive recreates the mutex while another one leaves."""
+    """Otherwise a process that finds no client alive could recreate a mutex that is in use."""
     path = path_of(survivor)
     with stopped_at(path, "leave.claim", lambda engine: engine.close()):
         assert len(survivor.seat.registry.live()) == 2
@@ -233,7 +233,7 @@ def test_a_waiter_that_dies_gives_its_turn_back(survivor: Engine, point: str) ->
 
     with stopped_at(path, "write.claimed", lambda engine: write(ring_of(engine), [1]) and None):  # type: ignore[func-returns-value]
         if point == "wait.forfeit":
-            # Two in the queue, the first of them stopped: the second loses patience with it.
+            # Two writers are in the queue. The first is stopped, so the second takes its position.
             with stopped_at(path, "wait.turn", waits):
                 pass
             pid = fork(lambda: _waits_behind(path, point))

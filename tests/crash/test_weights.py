@@ -1,4 +1,4 @@
-"""A publisher is killed at every step: the weights before stay, and the next publish goes on."""
+"""A publisher is killed at every step: the old weights stay, and the next publish works."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.crash
 
 READING = ("weights.looked", "weights.taken")
 WRITING = [point for point in native_points("weights") if point not in READING]
-#: Of the first publish, in order: `file.*` are those of every file that is made.
+#: Points of the first publish, in order. `file.*` are passed for every file that is created.
 MAKING = [
     *("file.made", "file.mode", "file.sized", "weights.head", "file.renamed", "weights.named"),
     *WRITING,
@@ -39,7 +39,7 @@ MAKING = [
 
 @pytest.fixture
 def survivor(tmp_path: Path) -> Iterator[Engine]:
-    """A living client that has published nothing."""
+    """A living client that has published no weights."""
     with Engine.open(tmp_path / "buffer", settings("rows")) as engine:
         yield engine
 
@@ -53,7 +53,7 @@ def test_the_points_of_a_publish_are_these() -> None:
     assert WRITING[-1] == "weights.published"
 
 
-@pytest.mark.parametrize("last", [1, 2])  # into each of the copies
+@pytest.mark.parametrize("last", [1, 2])  # the publish writes to this copy
 @pytest.mark.parametrize(
     ("point", "after"), [*((point, 0) for point in WRITING), ("weights.copied", 3)]
 )
@@ -124,7 +124,7 @@ def test_a_publisher_that_dies_after_a_power_cut_leaves_the_version_that_was_who
 
 
 def test_the_lock_of_a_killed_publisher_is_free_though_its_child_lives(survivor: Engine) -> None:
-    """The child has the map of the parent, and a map keeps the lock of what it was made from."""
+    """The child has inherited the map of its parent, and a map keeps a lock on its file."""
     hear, say = os.pipe()
 
     def victim() -> None:

@@ -1,4 +1,4 @@
-"""A collector is killed at every step of a write; a survivor and a fresh process look."""
+"""A collector is killed at every step of a write; a survivor and a new process check the buffer."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ pytestmark = [pytest.mark.crash, pytest.mark.product]
 
 POINTS = native_points("write")
 ROW_POINTS = [point for point in POINTS if point not in RECORD_POINTS]
-#: Stores within a step of the protocol.
+#: Stores within one step of the protocol.
 FINE = {
     *("write.kind", "write.first", "write.length", "write.source", "write.raw", "write.priority"),
     *("write.byte_first", "write.max_priority", "write.default", "write.lengthened"),
 }
 FEW = ("around the end", "placed")
-#: Every step of every kind in every situation; where bytes are short, where that matters.
+#: All steps of all kinds in every situation, with short records only where evictions matter.
 CASES = [
     *(
         (kind, name, point)
@@ -140,7 +140,7 @@ EVERYWHERE = [
 def test_a_writer_that_meets_the_slot_of_a_dead_one_goes_on(
     tmp_path: Path, kind: str, point: str
 ) -> None:
-    """Nobody reaps first: the ring comes round to the dead writer's slots by itself."""
+    """No process reaps before the head of the ring reaches the dead writer's slots."""
     situation = SITUATIONS["a batch"]
     engine = prepare(tmp_path / "buffer", situation, kind)
     assert dies(tmp_path / "buffer", point, situation.work)
@@ -216,7 +216,7 @@ def write_on(ring: Ring) -> None:
 
 
 def test_bytes_that_a_stopped_writer_fills_are_not_taken_from_it(tmp_path: Path) -> None:
-    """Slots there are enough; it is bytes that the ring comes round to."""
+    """There are enough free slots, but the byte ring is full."""
     path = tmp_path / "buffer"
     large = Settings(capacity=1000, record_bytes=KINDS["short records"])
     with Engine.open(path, large) as engine:
@@ -231,7 +231,7 @@ def test_bytes_that_a_stopped_writer_fills_are_not_taken_from_it(tmp_path: Path)
             assert there == list(range(100, 100 + len(there)))
             assert ring.records.used <= KINDS["short records"]
             assert ring.length == len(there) > 3
-        for number in range(200, 220):  # it is dead now, and nobody has reaped it
+        for number in range(200, 220):  # the process is dead and not reaped yet
             write(ring, [number])
         assert 219 in read_all(ring).values()
         assert 5 not in read_all(ring).values()

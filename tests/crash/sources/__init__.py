@@ -1,1 +1,1 @@
-"""Reads the sources for stores to shared memory and the crash points between them."""
+"""Reads the sources for stores to shared memory and for the crash points between them."""

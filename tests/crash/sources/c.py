@@ -1,9 +1,9 @@
-"""Reads C, as far as the core is written in it: functions as steps of `flow`.
+"""Reads the subset of C in which the core is written, and turns functions into steps of `flow`.
 
-A store is an assignment, an atomic operation or a memcpy whose target is reached through one of the
-pointers to shared memory: the types and members below. A pointer that is made from one of them is
-followed as long as it is a local variable; where it is handed to another function, which could not
-be followed, reading fails.
+A store is an assignment, an atomic operation or a memcpy whose target is reached through a pointer
+to shared memory, which has one of the types or members below. A pointer that is derived from such a
+pointer is followed as long as it is a local variable. Reading fails if it is passed to another
+function, because it could not be followed there.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from tests.crash.sources.c_tokens import (
 )
 from tests.crash.sources.flow import Call, Goto, Label, Leave, Loop, Point, Step, Store, Ways
 
-#: What a pointer to one of these types leads to is shared.
+#: A pointer to one of these types points to shared memory.
 SHARED_TYPES = (
     *("shmb_runtime", "shmb_limiter", "shmb_entry", "shmb_record", "shmb_extent"),
     *("shmb_weights", "shmb_stamp", "shmb_ages", "shmb_reservation"),
     *("shmb_ledger", "shmb_consumer", "shmb_lease", "shmb_delivery"),
 )
-#: Members of private structs that lead into shared memory: what is behind them is shared.
+#: Members of private structs that point to shared memory.
 SHARED_MEMBERS = "words|checksums|sources|raw|extents|mass|nexts|holders|reservations"
 SHARED_MEMBERS += "|leases|deliveries|consumers|node_sums|node_leasts"
 TREE_LEVELS = "sum|min"
@@ -45,9 +45,9 @@ _LEADS_THERE = re.compile(
     rf"(->|\.)({SHARED_MEMBERS}|base|copies|runtime|me|entries|bytes|own_rows|ledger)\b(?!->)"
     r"|\b(header_at|shmb_record_at)\("
 )
-#: Store where their first argument leads.
+#: Functions that store to the memory at their first argument.
 MOVES = ("memcpy", "memset", "memmove", "shmb_crc32c_move", "shmb_crc32c_copy")
-#: Takes the mutex, and gives it back: glibc's and the kernel's own stores, as one.
+#: Functions that store to the mutex. The stores of glibc and the kernel count as one.
 MUTEX_CALLS = ("pthread_mutex_unlock", "pthread_mutex_consistent", "pthread_mutex_init")
 MUTEX = ("&ring->runtime->mutex", "&runtime->mutex", "mutex")
 LOCK = "lock"
@@ -56,12 +56,12 @@ _ASSIGN = {"=", "+=", "-=", "*=", "/=", "%=", "&=", "|=", "^=", "<<=", ">>="}
 
 
 def read(paths: Iterable[Path]) -> dict[str, Step]:
-    """Every function of these sources."""
+    """Reads every function in these sources."""
     return read_texts({path.name: path.read_text() for path in paths})
 
 
 def private_targets(paths: Iterable[Path]) -> set[str]:
-    """Where stores begin that are reached through a pointer or a member and are not shared."""
+    """Returns the variables and members through which private memory is stored to."""
     private: set[str] = set()
     read_texts({path.name: path.read_text() for path in paths}, private)
     return private
@@ -78,7 +78,7 @@ def read_texts(texts: dict[str, str], private: set[str] | None = None) -> dict[s
 
 
 class _Reader:
-    """One function."""
+    """Reads one function."""
 
     def __init__(
         self, file: str, parameters: list[Token], known: set[str], private: set[str] | None
@@ -166,7 +166,7 @@ class _Reader:
         ways: list[Step] = [list(chain(*cases[first:])) for first in range(len(cases))]
         return [self._expression(value), Loop(Ways((*ways, Leave("break"))), once=True)]
 
-    # Expressions: what is evaluated, in order.
+    # Expressions: what is evaluated, in order
 
     def _expression(self, code: list[Token]) -> list[Step]:
         steps: list[Step] = []
@@ -249,7 +249,7 @@ class _Reader:
             raise NotImplementedError(f"{where}: {text} is handed to {name}, which is not followed")
 
     def _stores(self, code: list[Token], target: list[Token]) -> list[Step]:
-        """The store to ``target``, if it is shared."""
+        """Returns the store to ``target`` if the target is shared."""
         if self._is_shared(target):
             return [Store(joined(target), f"{self.file}:{code[0].line}")]
         names = [token for token in target if re.fullmatch(r"[a-zA-Z_]\w*", token)]
@@ -258,7 +258,7 @@ class _Reader:
         return []
 
     def _declared(self, left: list[Token], right: list[Token] | None = None) -> bool:
-        """Whether this declares a variable; notes whether it leads into shared memory."""
+        """True if this declares a variable; notes whether the variable points to shared memory."""
         names = [token for token in left if re.fullmatch(r"[a-zA-Z_]\w*", token)]
         if left and left[0] == "*" and right is not None:
             return False

@@ -1,4 +1,4 @@
-"""C as tokens, and the brackets, operands and functions among them."""
+"""Splits C into tokens, and finds the brackets, operands and functions among them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OPEN, CLOSE = {"(": ")", "[": "]", "{": "}"}, {")", "]", "}"}
 
 
 class Token(str):
-    """A token that knows its line."""
+    """A token with its line number."""
 
     __slots__ = ("line",)
     line: int
 
 
 def tokens(text: str) -> list[Token]:
-    """Of a source, without comments, what is in strings, and preprocessor lines."""
+    """Returns the tokens of a source, without comments, string contents and preprocessor lines."""
 
     def blank(found: re.Match[str]) -> str:
         return " " + "\n" * found[0].count("\n")
@@ -39,7 +39,7 @@ def tokens(text: str) -> list[Token]:
 
 
 def closing(code: list[Token], at: int) -> int:
-    """Where the bracket that opens at ``at`` is closed."""
+    """Returns the index of the bracket that closes the one at ``at``."""
     depth = 0
     for end in range(at, len(code)):
         depth += (code[end] in OPEN) - (code[end] in CLOSE)
@@ -49,7 +49,7 @@ def closing(code: list[Token], at: int) -> int:
 
 
 def split(code: list[Token], *separators: str) -> list[list[Token]]:
-    """Parts between separators that are in no bracket."""
+    """Splits code at separators that are not inside brackets."""
     parts: list[list[Token]] = [[]]
     depth = 0
     for token in code:
@@ -66,7 +66,7 @@ def joined(code: Iterable[str]) -> str:
 
 
 def operand_before(code: list[Token], at: int) -> list[Token]:
-    """The operand that ends there: names, members, and what is in brackets."""
+    """Returns the operand that ends at ``at``: names, members, and parts in brackets."""
     begin = at
     while begin and (code[begin - 1] in CLOSE or re.match(r"\w|->|\.", code[begin - 1])):
         begin -= 1
@@ -78,7 +78,7 @@ def operand_before(code: list[Token], at: int) -> list[Token]:
 
 
 def operand_after(code: list[Token], at: int) -> list[Token]:
-    """The operand that begins there."""
+    """Returns the operand that begins at ``at``."""
     end = at
     while end < len(code) and (code[end] in "([*" or re.match(r"\w|->|\.", code[end])):
         end = closing(code, end) + 1 if code[end] in OPEN else end + 1

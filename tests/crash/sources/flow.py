@@ -1,7 +1,7 @@
-"""What a function does to shared memory, as far as crash points are concerned.
+"""Finds stores to shared memory that follow one another without a crash point in between.
 
-Readers of C and of Python turn a function into steps; `Reading` walks along every way through them
-and finds each store that another one follows without a crash point in between. A step is one of
+The readers of C and of Python turn a function into steps, and `Reading` follows every path through
+the steps. A step is one of
 
     Store(what, where)          changes shared memory
     Point()                     a crash point
@@ -12,8 +12,8 @@ and finds each store that another one follows without a crash point in between. 
     Leave(how)                  "return", "raise", "break", "continue"
     Goto(label), Label(label)   forward only
 
-or a list of steps. A state is the set of stores that no point has followed yet; None is a place
-that is not reached.
+or a list of steps. A state is the set of stores that no point has followed yet. None is the state
+of a place that is not reached.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def joined(*states: State) -> State:
 
 
 class Reading:
-    """The ways through functions that call each other."""
+    """Follows the paths through functions that call each other."""
 
     def __init__(self, functions: Mapping[str, Step], entries: Iterable[str] = ()) -> None:
         self.functions = functions
@@ -97,7 +97,7 @@ class Reading:
         self._under_way: set[str] = set()
 
     def call(self, name: str, state: State = NOTHING) -> State:
-        """The state in which a function ends that begins in ``state``."""
+        """Returns the state after a call of a function that begins in ``state``."""
         if state is None or name in self._under_way:
             return state
         if (name, state) not in self._ends:
@@ -109,14 +109,14 @@ class Reading:
         return self._ends[name, state]
 
     def everything(self) -> Reading:
-        """Walks from all functions that nobody calls; they may leave no store without a point."""
+        """Follows all functions that no other function calls. They must end with a crash point."""
         for name in self.entries:
             end = self.call(name) or ()
             self.gaps |= {Gap(store, Store(f"{name} returns", "")) for store in end}
         return self
 
     def changed(self, name: str, step: Step) -> Reading:
-        """Another reading, with other steps of one function: only what calls it is walked again."""
+        """Returns a reading in which one function has other steps. It reads only callers again."""
         again = self._callers_of(name)
         other = Reading({**self.functions, name: step}, self.entries)
         other.entries = [entry for entry in self.entries if entry in again]
@@ -124,7 +124,7 @@ class Reading:
         return other.everything()
 
     def _callers_of(self, name: str) -> set[str]:
-        """The function, those that call it, those that call these, and so on."""
+        """Returns the function and its direct and indirect callers."""
         found, ahead = {name}, {name}
         while ahead:
             ahead = {it for it, called in self._calls.items() if called & ahead} - found
@@ -137,13 +137,13 @@ class Reading:
 
 
 def entries_of(functions: Mapping[str, Step]) -> list[str]:
-    """The functions that no other one calls."""
+    """Returns the functions that no other function calls."""
     called = set[str]().union(*map(calls_of, functions.values()))
     return [name for name in functions if name not in called]
 
 
 class _Frame:
-    """One call of a function."""
+    """The path through one call of a function."""
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
@@ -200,7 +200,7 @@ class _Frame:
 
 
 def points_of(step: Step) -> list[str]:
-    """The names of the points in a step, in order."""
+    """Returns the names of the points in a step, in order."""
     match step:
         case Point():
             return [step.name]
@@ -210,7 +210,7 @@ def points_of(step: Step) -> list[str]:
 
 
 def calls_of(step: Step) -> set[str]:
-    """The functions that a step calls."""
+    """Returns the functions that a step calls."""
     match step:
         case Call():
             return {step.name}
@@ -220,7 +220,7 @@ def calls_of(step: Step) -> set[str]:
 
 
 def without(step: Step, number: int) -> Step:
-    """The same step without its point of that number."""
+    """Returns the step without its point of that number."""
     return _without(step, [number])
 
 

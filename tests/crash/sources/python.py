@@ -1,9 +1,9 @@
-"""Reads Python, as far as the memory floor and the saves are written in it: functions as `flow`.
+"""Reads the subset of Python in which the memory floor and the saves are written.
 
-A store is an assignment to an item of an array (every one that is not known to be private), a
-system call that changes a directory or a file, or a call of the C core that stores: its own points
-are within. Methods are found by the name of what they are called on. Where an exception is caught,
-the way there is not followed: what it came out of has not stored.
+A store is an assignment to an item of an array that is not known to be private, or a system call
+that changes a directory or a file. A call of the C core that stores is a store too, and has its own
+points. Methods are found by the name of the variable on which they are called. The path to an
+exception handler is not followed, because the call that raised has not stored anything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.crash.sources.flow import Call, Leave, Loop, Point, Step, Store, Try, Ways
 
-#: What variables of these names hold, wherever they occur.
+#: The classes of variables with these names, in all modules.
 CLASSES = {
     "directory": "Directory",
     "_directory": "Directory",
@@ -33,7 +33,7 @@ CLASSES = {
     "LivenessFile": "LivenessFile",
     "cls": "Directory",
 }
-#: Functions that change files or directories; os.open does where it creates.
+#: Functions that change files or directories. os.open does so if it creates a file.
 OS_CALLS = {
     *("mkdir", "makedirs", "unlink", "remove", "rename", "replace", "renames"),
     *("rmdir", "removedirs", "write", "pwrite", "writev", "truncate", "ftruncate"),
@@ -46,15 +46,15 @@ PATH_CALLS = {
 }
 #: Attributes that are views of shared memory.
 ARRAYS = {"runtime", "entries", "words", "raw", "sources", "extents", "data", "_bytes"}
-#: Functions that fill any array.
+#: Functions that fill an array, which may be shared.
 FILLING = {
     *("fill", "put", "copyto", "pack_into", "memmove", "memset", "itemset"),
     *("setfield",),
 }
-#: Methods of the C core that store, and what they are called on.
+#: Methods of the C core that store, and the variables on which they are called.
 CORE_CALLS = {"reap", "rebuild", "relink", "leave", "format_mutex", "publish"}
 CORE = {"_core", "native", "_native"}
-#: Arrays and dicts of the process's own, by the name of the variable.
+#: Names of variables with arrays and dicts that are private to the process.
 PRIVATE = {
     *("page", "numbers", "settings", "_memberships", "least", "data"),
     *("sources", "raw", "extents", "folder", "folders", "wrong", "written", "fields"),
@@ -63,7 +63,7 @@ PRIVATE = {
 
 
 def read(paths: Iterable[Path]) -> dict[str, Step]:
-    """Every function of these modules."""
+    """Reads every function in these modules."""
     return read_texts({path.stem: path.read_text() for path in paths})
 
 
@@ -85,7 +85,7 @@ def read_texts(texts: dict[str, str]) -> dict[str, Step]:
 
 
 class _Reader:
-    """One function."""
+    """Reads one function."""
 
     def __init__(self, module: str, owner: str, known: set[str]) -> None:
         self.module = module
@@ -135,7 +135,7 @@ class _Reader:
             case ast.Expr() | ast.Assert() | ast.Delete():
                 return [self.expression(child) for child in ast.iter_child_nodes(node)]
             case ast.FunctionDef() | ast.ClassDef():
-                return []  # a closure is read where it is called from: nowhere, if it stores
+                return []  # a closure is read where it is called
         return []
 
     def target(self, node: ast.expr) -> Step:
