@@ -1,1 +1,1 @@
-"""The machine says no: every call of libc on a buffer's files fails, once and from then on."""
+"""Faults of the machine: each libc call on a buffer's files fails, once or from then on."""

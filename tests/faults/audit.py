@@ -1,4 +1,4 @@
-"""What a process holds of watched files: descriptors, maps, threads."""
+"""Lists the descriptors, maps and threads that a process holds on watched files."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-#: The page with the mutex stays mapped for life (_native/core/mutex.c).
+#: The page with the mutex stays mapped until the process ends (_native/core/mutex.c).
 _REMOVED = " (deleted)"
 _KEPT = "/.shmbuffer/control"
 
 
 def held(*prefixes: str) -> Counter[str]:
-    """Descriptors and maps of files whose path begins with one of these, and threads."""
+    """Counts descriptors and maps of files whose path has one of these prefixes, and threads."""
     found: Counter[str] = Counter()
     for descriptor in os.listdir("/proc/self/fd"):
-        with suppress(FileNotFoundError):  # the one of the listing itself
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
             target = os.readlink(f"/proc/self/fd/{descriptor}").removesuffix(_REMOVED)
             if target.startswith(prefixes):
                 found[f"descriptor of {target}"] += 1
@@ -31,7 +31,7 @@ def held(*prefixes: str) -> Counter[str]:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Every name below a directory, relative; a directory with a slash behind it."""
+    """Returns all relative names below a directory; names of directories end with a slash."""
     if not folder.exists():
         return []
     return sorted(str(path.relative_to(folder)) + "/" * path.is_dir() for path in folder.rglob("*"))

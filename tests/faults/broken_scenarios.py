@@ -1,4 +1,4 @@
-"""Scenarios that do wrong when they meet a fault, each in its own way: judges have to notice."""
+"""Scenarios that behave wrongly after a fault, each in a different way, to test the checks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Crashes(Create):
             os.kill(os.getpid(), signal.SIGSEGV)
 
 
-#: What the judges say of each.
+#: Maps each scenario to the message of the check that must notice it.
 SCENARIOS: dict[type[Scenario], str] = {
     LeaksADescriptor: "are left: ['descriptor of ",
     LeaksAFile: "these were left: ['left']",

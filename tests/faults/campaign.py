@@ -1,7 +1,7 @@
-"""Faults for as long as there is time: every errno at every call, of all scenarios in turn.
+"""Plays every errno at every libc call of all scenarios in turn, until the time is over.
 
-python -m tests.faults.campaign --seconds 60 --seed 1
-python -m tests.faults.campaign --only Create --kind rows --fault 'call 7: EIO once, dies'
+python -m tests.faults.campaign --seconds 60 --seed 1 python -m tests.faults.campaign --only Create
+--kind rows --fault 'call 7: EIO once, dies'
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tests.faults.scenarios import SCENARIOS
 from tests.faults.sweeper import CHECKPOINTS, Sweeper
 from tests.torture.command import main
 
-#: Faults of a scenario in one turn.
+#: Number of faults that are played on a scenario in one round.
 _AT_A_TIME = 25
 
 
 def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, int | float]:
-    """Play faults for about so long; each turn draws others.
+    """Plays faults for about ``seconds`` seconds; each round draws other faults.
 
     Returns:
-        Figures: turns (of all scenarios, both kinds), cases, refused.
+        The number of rounds (of all scenarios, with both kinds), of cases, and of refused calls.
 
     Raises:
-        AssertionError: what was found, and the command that shows it again.
+        AssertionError: a check failed. The message has the command that repeats the fault.
     """
     end = time.monotonic() + seconds
     figures: dict[str, int | float] = {"scenarios": 0, "cases": 0, "refused": 0}
@@ -49,7 +49,7 @@ def _in_turn() -> Iterator[tuple[str, str]]:
 
 
 def one() -> None:
-    """One scenario, or one fault of it, again."""
+    """Repeats one scenario, or one fault of a scenario."""
     parser = argparse.ArgumentParser(description="One scenario, whole.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=(*SCENARIOS, *CHECKPOINTS), required=True)

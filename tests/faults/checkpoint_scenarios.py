@@ -1,4 +1,4 @@
-"""Saves and loads: what was saved before is there, or what is saved now, and never a part of it."""
+"""Saves and loads under faults: the previous save or the new one is present, never a part."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CAPACITY = 8
 
 
 def items(first: int, stop: int) -> TensorDict:
-    """Every leaf says the item's number in its own way."""
+    """Makes items whose leaves encode the item's number in different ways."""
     n = torch.arange(first, stop)
     return TensorDict({"a": n, "b": {"c": n[:, None].repeat(1, 3).float() / 4}}, [len(n)])
 
 
 def numbers(buffer: TensorDictPrioritizedReplayBuffer) -> list[int]:
-    """The items' numbers, once all leaves agree on them."""
+    """Returns the numbers of the items; all leaves of an item must agree."""
     if len(buffer) == 0:
         return []
     data = buffer[:]
@@ -47,15 +47,15 @@ def numbers(buffer: TensorDictPrioritizedReplayBuffer) -> list[int]:
     return sorted(found)
 
 
-#: What is there of a save, in each layout.
+#: The file that shows that a save is present, for each layout.
 IS_SAVED = (f"storage/{PARTS}", "buffer_metadata.json")
 BEFORE, NOW = list(range(3, 11)), list(range(5, 13))
 
 
 class Save(Scenario):
-    """A buffer in memory is saved where nothing was."""
+    """A buffer in memory is saved to a new directory."""
 
-    #: What a fresh process may load; None: there is nothing to load.
+    #: Contents that a new process may load, or None if there may be nothing to load.
     saved: tuple[list[int] | None, ...] = (None, BEFORE)
     layout = "shmbuffer"
     files = frozenset({"storage/b/c.memmap", f"storage/{PARTS}/writer.jsonl"})
@@ -97,13 +97,14 @@ class Save(Scenario):
         return self.kind == "records" or self.files <= {*files_below(self.folder / "save")}
 
     def stop(self) -> None:
-        self.buffer.dumps(self.target, layout=self.layout)  # sweeps what a save has left
+        # removes what an interrupted save has left
+        self.buffer.dumps(self.target, layout=self.layout)
         self.buffer.close()
         self.remove()
 
     def look_afterwards(self) -> None:
         self.require_a_save()
-        fresh = self.made()  # the next save sweeps what the dead one left
+        fresh = self.made()  # the next save removes what the dead process left
         fresh.extend(items(0, 2))
         fresh.dumps(self.folder / "save", layout=self.layout)
         fresh.close()
@@ -116,7 +117,7 @@ class Save(Scenario):
 
 
 class SaveAgain(Save):
-    """A save in the place of another one."""
+    """A save replaces another one."""
 
     saved = (BEFORE, NOW)
 
@@ -127,7 +128,7 @@ class SaveAgain(Save):
 
 
 class SaveWithoutExchange(SaveAgain):
-    """The same where the file system cannot exchange two directories."""
+    """A save replaces another one on a file system that cannot exchange two directories."""
 
     def act(self) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -136,7 +137,7 @@ class SaveWithoutExchange(SaveAgain):
 
 
 class SaveForTorchRL(SaveAgain):
-    """A save in TorchRL's layout in the place of another one."""
+    """A save in TorchRL's layout replaces another one."""
 
     layout = "torchrl"
     files = frozenset({"sampler/mintree.memmap", "storage/b/c.memmap", "writer/metadata.json"})
@@ -160,7 +161,7 @@ class Load(Save):
         return numbers(self.other) == BEFORE
 
     def again(self) -> None:
-        assert {*numbers(self.other)} <= {50, 51, 52, *BEFORE}  # in memory, it is not in one step
+        assert {*numbers(self.other)} <= {50, 51, 52, *BEFORE}  # a load into memory is not atomic
         self.act()
         assert numbers(self.other) == BEFORE
         self.other.extend(items(60, 61))
@@ -172,7 +173,7 @@ class Load(Save):
 
 
 class LoadInPlace(Load):
-    """The same, into a buffer in a directory, which other processes may have open."""
+    """A save is loaded into a buffer in a directory, which other processes may have open."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -192,7 +193,7 @@ class LoadInPlace(Load):
 
 
 class Scale(torch.nn.Module):
-    """A transform with a state, and nothing else."""
+    """A transform that has a state and does nothing else."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -203,7 +204,7 @@ class Scale(torch.nn.Module):
 
 
 class Transformed:
-    """Of a buffer whose transform has a state, which is saved with it."""
+    """Mixin for a buffer whose transform has a state, which is saved with the buffer."""
 
     def made(self) -> TensorDictPrioritizedReplayBuffer:
         storage: Any = LazyTensorStorage(CAPACITY)
@@ -221,7 +222,7 @@ class LoadTransformed(Transformed, Load):
 
 
 class Packed:
-    """Of a buffer of records, in a directory of its own."""
+    """Mixin for a buffer of records in its own directory."""
 
     folder: Path
 
@@ -237,17 +238,17 @@ class Packed:
 
 
 class SavePacked(Packed, Save):
-    """A ring of records is saved as it lies."""
+    """A ring of records is saved without changing its layout."""
 
     files = frozenset({"storage/.shmbuffer/records", f"storage/{PARTS}/writer.jsonl"})
 
 
 class LoadPacked(Packed, Load):
-    """Such a save is loaded."""
+    """A save of a ring of records is loaded."""
 
 
 class LoadMovedBack(Load):
-    """A save that the process that replaced it had moved away when it was killed is loaded."""
+    """A save is loaded that a killed process had moved away in order to replace it."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -261,7 +262,7 @@ class LoadMovedBack(Load):
 
 
 class SaveInPlace(Save):
-    """A buffer is described beside its own files, which stay where they are."""
+    """A buffer is saved beside its own files, which stay where they are."""
 
     saved = (BEFORE,)
 
@@ -275,7 +276,7 @@ class SaveInPlace(Save):
         other = self.made()
         if (self.folder / "save" / IS_SAVED[0]).exists():
             other.loads(self.folder / "save")
-        assert numbers(other) == BEFORE  # whatever was said of it
+        assert numbers(other) == BEFORE  # the files do not depend on the description
         other.close()
 
     def is_done(self) -> bool:
@@ -291,7 +292,7 @@ class SaveInPlace(Save):
 
 
 class SaveMembers(Scenario):
-    """An ensemble is saved and loaded, with the states of its transforms."""
+    """An ensemble is saved and loaded with the states of its transforms."""
 
     def prepare(self) -> None:
         self.ensemble = self.made(5)
@@ -338,7 +339,7 @@ class SaveMembers(Scenario):
 
 
 class Export(Scenario):
-    """Items become a file of Parquet, where nothing was."""
+    """Items are exported to a new Parquet file."""
 
     def prepare(self) -> None:
         self.storage = LazyTensorStorage(CAPACITY)
@@ -355,7 +356,7 @@ class Export(Scenario):
         return (self.folder / "parquet").stat().st_size > 0
 
     def stop(self) -> None:
-        self.again()  # sweeps what was left
+        self.again()  # removes what the failed export left
         self.remove()
 
     def look_afterwards(self) -> None:

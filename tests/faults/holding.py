@@ -1,4 +1,4 @@
-"""Files of what is held: reservations, consumers, pieces of a rollout that is not finished."""
+"""Faults in the files of reservations, of consumers, and of pieces of an unfinished rollout."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shmbuffer.memory.upkeep.inspect import inspect
 from tests.crash.harness import schema, settings, write
 from tests.faults.scenario import AT_ONCE, Scenario
 
-NUMBER = 7  # of a reservation
+NUMBER = 7  # number of a reservation
 
 
 class Hold(Scenario):
-    """The ledger grows for the first reservation and the first consumer, and others look at it."""
+    """The ledger grows for the first reservation and consumer, and other clients read it."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
@@ -46,7 +46,7 @@ class Hold(Scenario):
 
 
 class Grow(Scenario):
-    """A write takes space for its slots, in a buffer that takes it in steps."""
+    """A write allocates space for its slots in a buffer that grows in steps."""
 
     possible = (frozenset(range(2)), frozenset(range(5)))
 
@@ -71,7 +71,7 @@ class Grow(Scenario):
 
 
 class Pieces(Scenario):
-    """Pieces of a rollout are kept in a file, and somebody goes on with them."""
+    """Pieces of a rollout are kept in a file, and another process continues the rollout."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())

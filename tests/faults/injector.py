@@ -1,8 +1,8 @@
-"""Faults by number: the library that is preloaded (interposer.c), built, loaded and asked.
+"""Builds, loads and controls the preloaded library (interposer.c), which makes calls fail.
 
-A process that was started with `preloaded_environment()` counts, while an injector is armed, its
-calls of libc on watched files, and lets the n-th of them fail. Which calls there are a first run
-without a fault says; so a fault is a call by number and an errno that it may have.
+A process that was started with `preloaded_environment()` counts its libc calls on watched files
+while an injector is armed, and makes the n-th of them fail. A first run without a fault finds the
+calls. A fault therefore consists of the number of a call and an errno that the call may return.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "interposer.c"
-#: Of a read or a write: half of the bytes are moved, and no error is said.
+#: For a read or a write: half of the bytes are transferred, without an error.
 SHORT = -1
 _LIBRARY = "SHMBUFFER_FAULTS_LIBRARY"
 
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Fault:
-    """The call ``at`` fails with ``error``; where ``sticky``, later ones that may have it too."""
+    """The call ``at`` fails with ``error``, and if ``sticky``, later calls that may return it."""
 
     at: int
     error: int
@@ -50,7 +50,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES)
 
-#: What each kind of call may say, by its manual page and by what is met on Linux.
+#: Errors that each kind of call may return, by its manual page and by experience on Linux.
 PLAUSIBLE: dict[str, tuple[int, ...]] = {
     "open": (*_NO_DESCRIPTOR, *_BROKEN, errno.ENOMEM, errno.EACCES, errno.ESTALE, errno.EINTR),
     "open_rw": (*_NO_DESCRIPTOR, *_BROKEN, *_NOT_ALLOWED, errno.ENOMEM, errno.ESTALE, errno.EINTR),
@@ -84,9 +84,10 @@ PLAUSIBLE: dict[str, tuple[int, ...]] = {
     "memfd": (*_NO_DESCRIPTOR, errno.ENOMEM, errno.ENOSYS),
     "malloc": (errno.ENOMEM,),
 }
-#: Of /proc: there is no disk behind it, but descriptors and memory end, and it may be hidden.
+#: Errors for files in /proc. They have no disk, but descriptors and memory may run out, and access
+#: may be denied.
 _PLAUSIBLE_IN_PROC = (*_NO_DESCRIPTOR, errno.ENOMEM, errno.EACCES, errno.EINTR, SHORT)
-#: Python asks again for as long as it gets EINTR, and a process that meets a taken lock waits.
+#: Errors that only delay a call: Python repeats calls after EINTR, and processes wait for locks.
 _PASSES = (errno.EINTR, errno.EAGAIN)
 
 
@@ -95,7 +96,7 @@ def name_of(error: int) -> str:
 
 
 def errors_of(call: Call) -> tuple[int, ...]:
-    """What this call may fail with."""
+    """Returns the errors with which this call may fail."""
     possible = PLAUSIBLE[call.kind]
     if call.path.startswith("/proc/"):
         return tuple(error for error in possible if error in _PLAUSIBLE_IN_PROC)
@@ -103,7 +104,7 @@ def errors_of(call: Call) -> tuple[int, ...]:
 
 
 def faults_at(at: int, call: Call) -> list[Fault]:
-    """Every fault that this call can be the first to have."""
+    """Returns every fault that can begin with this call."""
     errors = errors_of(call)
     once = [Fault(at, error, sticky=False) for error in errors]
     return once + [Fault(at, error, sticky=True) for error in errors if error not in _PASSES]
@@ -127,14 +128,14 @@ class Injector:
             raise RuntimeError("interposer.c and injector.py know different kinds of calls")
 
     def watch(self, *prefixes: str | Path) -> None:
-        """Files whose path begins with one of these count from now on, and no others."""
+        """Watches only files whose path begins with one of these prefixes."""
         self._library.faults_watch(None)
         for prefix in prefixes:
             self._library.faults_watch(os.fsencode(prefix))
 
     @contextmanager
     def armed(self, fault: Fault | None) -> Iterator[None]:
-        """Count calls in the block; one of them fails, or, without a fault, none."""
+        """Counts calls in the block. One of them fails, or none if there is no fault."""
         at, error, kinds = (-1, 0, 0) if fault is None else (fault.at, fault.error, 0)
         if fault is not None and fault.sticky:
             kinds = sum(
@@ -148,7 +149,7 @@ class Injector:
 
     @property
     def calls(self) -> list[Call]:
-        """What was called in the last block, in order."""
+        """Returns the calls of the last block, in order."""
         found = self._library.faults_calls()
         return [
             Call(self._names[found[at].kind], os.fsdecode(found[at].path))
@@ -157,7 +158,7 @@ class Injector:
 
     @property
     def failed(self) -> int:
-        """How many calls failed in the last block."""
+        """Returns how many calls failed in the last block."""
         return int(self._library.faults_failed())
 
 
@@ -167,7 +168,7 @@ class _Call(ctypes.Structure):
 
 @cache
 def _built() -> Path:
-    """The library, compiled once in a process and removed at its end."""
+    """Compiles the library once per process and removes it when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="shmbuffer-faults-")
     _kept.append(folder)
     library = Path(folder.name, "interposer.so")
@@ -180,6 +181,6 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def preloaded_environment() -> dict[str, str]:
-    """The environment of a process that has the library."""
+    """Returns the environment of a process that loads the library."""
     library = str(_built())
     return {**os.environ, "LD_PRELOAD": library, _LIBRARY: library, "PYTHONHASHSEED": "0"}

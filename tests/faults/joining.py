@@ -1,4 +1,4 @@
-"""Making a buffer, joining it, using it, leaving it."""
+"""Faults while a buffer is created, joined, used and left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.faults.scenario import AT_ONCE, ITEMS, NOTHING, Scenario, require_ite
 
 
 class Create(Scenario):
-    """A directory becomes a buffer."""
+    """A buffer is created in a directory."""
 
     possible = (NOTHING,)
 
@@ -39,7 +39,7 @@ class Create(Scenario):
 
 
 class Define(Scenario):
-    """The first write brings the schema: every file is made."""
+    """The first write defines the schema, so every file is created."""
 
     possible = (NOTHING,)
 
@@ -57,7 +57,7 @@ class Define(Scenario):
 
 
 class Undefine(Scenario):
-    """An emptied buffer forgets what its items are made of; the next write says it."""
+    """An emptied buffer forgets its schema, which the next write defines again."""
 
     possible = (NOTHING,)
 
@@ -75,7 +75,7 @@ class Undefine(Scenario):
 
 
 class DefineAndDie(Define):
-    """The same; the next attempt is killed when the first files are there."""
+    """Defines a schema; the next attempt is killed when the first files exist."""
 
     def again(self) -> None:
         def victim() -> None:
@@ -85,13 +85,13 @@ class DefineAndDie(Define):
 
         self.kept.close()
         with self.open() as engine:
-            defined = engine.ring() is not None  # the fault came after that
+            defined = engine.ring() is not None  # the fault came after the definition
         assert ended(fork(victim)) == (0 if defined else -signal.SIGKILL)
         self.require_whole(self.keep(self.open()))
 
 
 class Adopt(Define):
-    """Leaf files of a bare tensordict directory are taken over."""
+    """Leaf files of an ordinary tensordict directory are adopted."""
 
     def prepare(self) -> None:
         self.filled().close()
@@ -110,7 +110,7 @@ class Adopt(Define):
         self.remove()
 
     def require_leaves(self) -> None:
-        """They are somebody's data, whatever becomes of the buffer."""
+        """Checks the adopted leaves, which are user data and must not change."""
         leaves = [leaf.file for leaf in schema("rows").leaves]
         assert all((self.path / leaf).stat().st_size for leaf in leaves)
 
@@ -119,7 +119,7 @@ class Adopt(Define):
 
 
 class Attach(Scenario):
-    """A second client joins one that is at work."""
+    """A second client joins a buffer in use."""
 
     def prepare(self) -> None:
         self.first = self.keep(self.filled())
@@ -139,7 +139,7 @@ class Attach(Scenario):
 
 
 class Meet(Scenario):
-    """A client that joined before there was a schema maps what another one has built."""
+    """A client that joined before there was a schema maps the files that another one created."""
 
     def prepare(self) -> None:
         self.early = self.keep(self.open())
@@ -171,7 +171,7 @@ class Close(Scenario):
 
 
 class Use(Scenario):
-    """Written, drawn, weighed: no file is touched, and memory may end at any allocation."""
+    """A buffer is used without opening a file, while any allocation may fail."""
 
     possible = (ITEMS, ITEMS - {3, 4, 5} | {600, 601, 602})
 
@@ -205,7 +205,7 @@ class UseAfterFork(Scenario):
     def prepare(self) -> None:
         self.engine = self.filled()
         child = os.fork()
-        if child:  # the child goes on with the scenario
+        if child:  # the child continues the scenario
             os._exit(abs(ended(child)))
 
     def act(self) -> None:
@@ -222,7 +222,7 @@ class UseAfterFork(Scenario):
 
 
 class Anonymous(Scenario):
-    """Memory without a name."""
+    """A buffer is created in anonymous memory."""
 
     def act(self) -> None:
         with Engine.anonymous(replace(settings(self.kind))) as engine:

@@ -1,7 +1,7 @@
-"""A process that may not ask the system for files any more: seccomp(2), one way, for its life.
+"""Forbids a process all system calls on files for the rest of its life, with seccomp(2).
 
-What is left: memory, clocks, futexes, its own end, and a look at a name in one directory that is
-open. Any other call ends it by SIGSYS, also one that does not go through libc.
+The process may still use memory, clocks and futexes, exit, and check a name in one open directory.
+Any other call ends it by SIGSYS, even if the call does not go through libc.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import struct
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 _KILL_PROCESS, _ALLOW = 0x80000000, 0x7FFF0000
-_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # of classic BPF: ld word, jeq constant, ret constant
-# In struct seccomp_data.
+# opcodes of classic BPF: ld word, jeq constant, ret constant
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
+# offsets in struct seccomp_data
 _NUMBER_AT, _MACHINE_AT, _FOLDER_AT, _FD_OF_MMAP_AT = 0, 4, 16, 48
 
-#: AUDIT_ARCH of the machine; numbers of mmap and newfstatat; numbers of what is `ALLOWED`.
+#: For each machine: its AUDIT_ARCH, the numbers of mmap and newfstatat, and those of `ALLOWED`.
 _MACHINES = {
     "x86_64": (
         0xC000003E,
@@ -41,10 +42,10 @@ def machine_is_known() -> bool:
 
 
 def be_quiet(folder: int) -> None:
-    """From now on this process may call what is `ALLOWED`, and map memory that is no file.
+    """Allows this process only the calls in `ALLOWED`, and maps of memory without a file.
 
     Args:
-        folder: descriptor of a directory in which names may be looked at (fstatat), and not opened.
+        folder: descriptor of a directory in which names may be checked (fstatat), but not opened.
     """
     audit, (mmap, look), numbers = _MACHINES[os.uname().machine]
     assert len(numbers) == len(ALLOWED)

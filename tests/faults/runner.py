@@ -1,6 +1,6 @@
-"""One case in a process of its own: prepared, met by a fault, judged.
+"""Runs one case in its own process: prepares a scenario, injects a fault, and checks the outcome.
 
-The process is forked from one that has everything loaded, and says by a pipe what it found.
+The process is forked from one that has loaded all modules, and reports its findings by a pipe.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from tests.faults.audit import held
 from tests.faults.injector import Call, Fault, Injector
 from tests.faults.scenario import Scenario
 
-#: A process that takes so long hangs; none takes a second.
+#: A process that takes this long hangs. Normally none takes a second.
 HANGS_S = 60
 
 
 @dataclass
 class Outcome:
-    """What a process that met a fault says of it.
+    """The report of a process that met a fault.
 
     Attributes:
-        raised: the class of the error; None if there was none.
-        calls: made until the scenario's action had ended, if there was no fault.
+        raised: the class of the error, or None if no error was raised.
+        calls: the calls until the end of the scenario's action, if there was no fault.
         failed: how many of them failed.
-        done: whether all is as it should be although nothing was raised.
-        problems: what must not be.
+        done: whether the action is complete although no error was raised.
+        problems: descriptions of violated rules.
     """
 
     raised: str | None = None
@@ -52,7 +52,7 @@ class Outcome:
 def run(
     make: Callable[[Path, str], Scenario], kind: str, fault: Fault | None, *, stays: bool
 ) -> Outcome:
-    """Run a scenario with one fault, or with none."""
+    """Runs a scenario with one fault, or with none."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="shmbuffer-faulted-", dir=base))
     told, tell = os.pipe()
@@ -84,7 +84,7 @@ def _look_afterwards(scenario: Scenario, outcome: Outcome) -> None:
 
 
 def _watched_by_a_clock(body: Callable[[], None]) -> None:
-    """Run it, with a traceback and an end if it hangs."""
+    """Runs ``body``, and ends the process with a traceback if it hangs."""
     faulthandler.register(signal.SIGALRM, chain=True)
     signal.alarm(HANGS_S)
     body()
@@ -92,7 +92,7 @@ def _watched_by_a_clock(body: Callable[[], None]) -> None:
 
 
 def _attach_ring(scenario: Scenario, fault: Fault | None, tell: int, *, stays: bool) -> None:
-    logging.disable(logging.CRITICAL)  # what the janitor could not remove
+    logging.disable(logging.CRITICAL)  # files that the janitor could not remove
     injector = Injector()
     outcome = Outcome()
     prefixes = (str(scenario.folder), "/memfd:shmbuffer")
@@ -115,7 +115,7 @@ def _attach_ring(scenario: Scenario, fault: Fault | None, tell: int, *, stays: b
             if outcome.raised is not None:
                 scenario.again()
             scenario.stop()
-            vars(scenario).clear()  # views keep what they look at mapped
+            vars(scenario).clear()  # views keep their memory mapped
             gc.collect()
             left = held(*prefixes)
             assert set(left) == {"threads"}, f"in the end are left: {sorted(left.elements())}"
@@ -144,12 +144,12 @@ def _act(scenario: Scenario, fault: Fault | None, injector: Injector, outcome: O
 
 
 def is_of_a_handle(what: str, scenario: Scenario) -> bool:
-    """Whether a handle that lives on may have it; in the end nobody may."""
+    """True if a handle that is still open may hold this; at the end nothing may be held."""
     return what.startswith("map") or (scenario.holds is not None and scenario.holds in what)
 
 
 def what_is_wrong_with(error: BaseException, folder: Path) -> str | None:
-    """An error is one of ours, or one of the system's that says where."""
+    """Returns a problem unless the error is a library error, or a system error with a path."""
     if isinstance(error, ShmBufferError):
         return None if error.message else "an error that says nothing"
     if isinstance(error, MemoryError):

@@ -1,9 +1,9 @@
-"""What a scenario is: something is there, one thing is done to it, and what has to hold after that.
+"""Scenarios: a prepared buffer, one action on it, and the invariants after the action.
 
-Two ends, because a process that heard an error may stay or go:
+There are two ends, because a process that got an error may continue or not:
 
-    stays   the fault is gone; the same thing is done again in the same process, and succeeds
-    dies    the process ends where it stands; a fresh one opens the directory and finds it whole
+    stays   the fault is gone; the same process repeats the action, which succeeds
+    dies    the process ends at once; a new one opens the directory and finds it intact
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from tests.crash.harness import (
 )
 from tests.faults.audit import files_below
 
-#: What `filled` leaves in a ring of eight slots.
+#: Numbers of the items that `filled` leaves in a ring of eight slots.
 ITEMS = frozenset(range(3, 11))
 NOTHING: frozenset[int] = frozenset()
-#: A wait for somebody else's lock would be a wait for a fault that goes on.
+#: A wait for the lock of another process would be a wait for a persistent fault.
 AT_ONCE = 0.0
 
 
 class Scenario:
-    """One thing that is done to a buffer.
+    """An action on a buffer.
 
     Attributes:
-        folder: everything lies in here; it is empty before `prepare`.
+        folder: the directory for everything, which is empty before `prepare`.
         kind: rows or records.
-        path: of the buffer.
-        possible: sets of items that a fresh process may find.
-        holds: part of the name of a file that a handle which lives on has open by now.
-        unheard: part of the path of files whose faults are logged, and not raised.
-        until_its_end: a fresh process looks also after one that stayed.
-        kept: what `stop` closes.
+        path: the path of the buffer.
+        possible: sets of items that a new process may find.
+        holds: part of the name of a file that an open handle has open now.
+        unheard: part of the path of files whose faults are logged instead of raised.
+        until_its_end: whether a new process also checks the buffer after one that stayed.
+        kept: objects that `stop` closes.
     """
 
     possible: tuple[frozenset[int], ...] = (ITEMS,)
@@ -58,32 +58,32 @@ class Scenario:
         tempfile.tempdir = str(folder / "tmp")
 
     def prepare(self) -> None:
-        """What is there before the fault."""
+        """Prepares the buffer before the fault."""
 
     def act(self) -> None:
-        """What meets the fault."""
+        """Performs the action that meets the fault."""
         raise NotImplementedError
 
     def again(self) -> None:
-        """The same without one: it succeeds, and everybody can go on."""
+        """Repeats the action without a fault. It succeeds, and all clients can go on."""
         self.act()
 
     def is_done(self) -> bool:
-        """Whether all is as if there had been no fault; asked where nobody heard of one."""
+        """True if the action is complete. It is checked if the fault raised no error."""
         return False
 
     def stop(self) -> None:
-        """Leave and remove everything in the process that stays."""
+        """Closes and removes everything in the process that stays."""
         self.kept.close()
         self.remove()
 
     def look_afterwards(self) -> None:
-        """What a fresh process finds when the one that met the fault has ended."""
+        """Checks the directory in a new process after the one that met the fault has ended."""
         with self.open() as engine:
             self.require_whole(engine)
         self.remove()
 
-    # What scenarios are made of.
+    # Parts of scenarios
 
     def open(self, **options: object) -> Engine:
         return Engine.open(self.path, settings(self.kind), timeout=AT_ONCE, **options)  # type: ignore[arg-type]
@@ -95,13 +95,13 @@ class Scenario:
         return engine.define(schema(self.kind), timeout=AT_ONCE)
 
     def filled(self) -> Engine:
-        """A buffer with `ITEMS`."""
+        """Creates a buffer with `ITEMS`."""
         engine = self.open()
         write(self.ring(engine), range(11))
         return engine
 
     def require_whole(self, engine: Engine) -> None:
-        """Nothing is missing, nothing is wrong, and it can be used."""
+        """Checks that all items are present and correct, and that the buffer can be used."""
         ring = self.ring(engine)
         assert frozenset(read_all(ring).values()) in self.possible
         require_sound(engine)
@@ -109,7 +109,7 @@ class Scenario:
         require_sound(engine)
 
     def remove(self) -> None:
-        """Remove the buffer: no file of ours is left, whatever has happened before."""
+        """Removes the buffer. No file of the library is left, whatever has happened before."""
         with self.open() as engine:
             engine.cleanup(timeout=AT_ONCE)
         left = [name for name in files_below(self.folder) if name not in ("buffer/", "tmp/")]

@@ -1,4 +1,4 @@
-"""Everything that the memory floor does with files, by name."""
+"""All scenarios that the memory floor runs on files, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator and its processes do with files, and those who look from outside."""
+"""Faults in the files of a coordinator, of its processes, and of commands that inspect a buffer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEAD = roster.Dead("worker-4", 3, "OSError: no")
 
 
 class Lead(Scenario):
-    """A coordinator begins and leaves; the buffer stays."""
+    """A coordinator starts and leaves. The buffer stays."""
 
     def prepare(self) -> None:
         self.filled().close()
@@ -59,7 +59,7 @@ class Lead(Scenario):
 
 
 class Spawn(Scenario):
-    """A process is announced, says who it is, is found, says how it ends, and is forgotten."""
+    """A process is announced, identifies itself, is found, reports its end, and is forgotten."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
@@ -96,7 +96,7 @@ class Spawn(Scenario):
 
 
 class Stop(Scenario):
-    """Whoever uses the buffer is ended: nobody else does."""
+    """All other clients of the buffer are stopped."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
@@ -111,7 +111,7 @@ class Stop(Scenario):
 
 
 class Wait(Scenario):
-    """A client waits for a buffer that is there."""
+    """A client waits for a buffer that exists."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
@@ -125,7 +125,7 @@ class Wait(Scenario):
 
 
 class Look(Check):
-    """What is shown of a buffer: its state, its items and its history."""
+    """The state, the items and the history of a buffer are displayed."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -138,7 +138,7 @@ class Look(Check):
 
 
 class RecoverRecorded(Recover):
-    """The same where there is a history, in which the dead are noted."""
+    """A buffer with a history is recovered, and the deaths are noted in the history."""
 
     def prepare(self) -> None:
         with self.filled() as engine:
@@ -152,7 +152,7 @@ class RecoverRecorded(Recover):
 
 
 class AnonymousShared(Scenario):
-    """Memory without a name that another process made and defined, and a reservation in it."""
+    """Another process created anonymous memory, defined the schema and reserved space."""
 
     def prepare(self) -> None:
         self.engine = self.keep(Engine.anonymous(replace(settings(self.kind))))
@@ -160,7 +160,7 @@ class AnonymousShared(Scenario):
 
     def act(self) -> None:
         fd = self.engine.seat.backing.file.fd
-        with explain_errors(Path(WHERE)):  # a process that is spawned has it
+        with explain_errors(Path(WHERE)):  # a spawned process has this block as well
             passed = os.dup(fd)
         with _adopt_memory(SimpleNamespace(detach=lambda: passed), "client") as other:
             require_items(other, ITEMS)

@@ -1,11 +1,11 @@
-"""Fault after fault on one scenario: which there are, and what was found.
+"""Plays the faults of one scenario, one after the other.
 
-A program, too, started with the preloaded library:
+It is also a program that is started with the preloaded library:
 
     python -m tests.faults.sweep [--torch] [--broken]
 
-reads a line of JSON for each scenario and answers with one. So what takes long, loading Python,
-numpy and torch, is done once for all of them.
+The program reads one line of JSON for each scenario and answers with another one. Python, numpy and
+torch, which take long to load, are therefore loaded only once.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from tests.faults.runner import run
 from tests.faults.scenario import Scenario
 from tests.faults.scenarios import SCENARIOS
 
-#: Of a call that is repeated nobody hears.
+#: Errors after which the call is repeated, so the caller does not notice them.
 _REPEATED = (errno.EINTR, errno.EAGAIN, SHORT)
-#: Calls that ask whether a client still holds its lock.
+#: Calls that check whether a client still holds its lock.
 _ASKING = ("open", "fstat", "flock")
 
 
-#: What torch maps by itself while a save's files are made. If it cannot map one, its descriptor
-#: stays open; if it cannot close that, the map stays.
+#: Files that torch maps itself while a save is created. If torch cannot map a file, its descriptor
+#: stays open. If it cannot close the descriptor, the map stays.
 _WITH_TORCH = re.compile(r"/save/.*/storage/.*\.memmap$")
 
 
 @dataclass
 class Found:
-    """What a sweep found.
+    """The result of a sweep.
 
     Attributes:
-        calls: that the scenario makes without a fault.
-        kinds: of these calls.
-        cases: faults that were played.
-        refused: of them, those that ended in an error; the others were of no consequence.
-        problems: what must not be, one text each.
+        calls: number of calls that the scenario makes without a fault.
+        kinds: the kinds of these calls.
+        cases: number of faults that were played.
+        refused: number of cases that raised an error. The other faults had no effect.
+        problems: descriptions of violated rules, one text each.
     """
 
     calls: int = 0
@@ -57,16 +57,16 @@ class Found:
 
 
 def sweep(name: str, kind: str, *, count: int, seed: int, on: str = "", only: str = ".*") -> Found:
-    """Play faults on a scenario.
+    """Plays faults on a scenario.
 
     Args:
-        name: of the scenario.
+        name: the name of the scenario.
         kind: rows or records.
-        count: how many faults, drawn with the seed; 0: every errno at every call, once and from
-            then on, of a process that stays and of one that dies.
-        seed: of the draw.
-        on: a regular expression; only calls are meant whose kind and path have it in them.
-        only: another one; only faults are meant that a problem names so.
+        count: number of faults, which are drawn with the seed. 0 plays every errno at every call,
+            once and from then on, in a process that stays and in one that dies.
+        seed: seed of the draw.
+        on: a regular expression. Only calls are used whose kind and path match it.
+        only: a regular expression. Only faults are used whose description matches it.
     """
     make = SCENARIOS[name]
     first = run(make, kind, None, stays=True)
@@ -109,7 +109,7 @@ def text_of(fault: Fault, stays: bool) -> str:
 def drawn(
     cases: list[tuple[Fault, bool]], calls: list[Call], count: int, random: random.Random
 ) -> list[tuple[Fault, bool]]:
-    """Some of the cases: first those that differ in what is called on what, then any."""
+    """Draws cases: first those that differ in the kind and path of their call, then any."""
     random.shuffle(cases)
     seen: set[tuple[str, str]] = set()
     fresh, others = [], []
@@ -122,7 +122,7 @@ def drawn(
 
 
 def destination(calls: list[Call], at: int) -> str:
-    """The path that a call is on; of a step on the way to a file, that of the file."""
+    """Returns the path of a call; for a step on the way to a file, the path of that file."""
     path = calls[at].path
     if calls[at].kind in ("open", "fstat"):
         for call in calls[at + 1 : at + 6]:
@@ -131,16 +131,19 @@ def destination(calls: list[Call], at: int) -> str:
 
 
 def is_of_no_consequence(fault: Fault, call: Call, reached: str, make: type[Scenario]) -> bool:
-    """Whether it is right that the caller hears nothing of this fault."""
+    """True if the caller does not have to be told of this fault."""
     return (
         fault.error in _REPEATED
-        or call.kind in ("close", "unlock")  # both are done whatever the system says
-        or call.path.startswith("/proc/")  # a fact that is not known proves nothing
-        or (call.kind in _ASKING and "/.shmbuffer/procs/" in reached)  # nor a lock: it is alive
-        or call.path.endswith("/tmp")  # where the janitor looks for what was abandoned
+        or call.kind in ("close", "unlock")  # both are done even if they return an error
+        or call.path.startswith("/proc/")  # an unknown fact proves nothing
+        # nor does a lock: the client counts as alive
+        or (call.kind in _ASKING and "/.shmbuffer/procs/" in reached)
+        or call.path.endswith("/tmp")  # the janitor looks for abandoned files there
         or (make.unheard is not None and make.unheard in reached)
-        or re.fullmatch(r".*/shmbuffer-faulted-\w{8}", call.path) is not None  # it is the user's
-        or (call.kind == "rmdir" and call.path.endswith("/buffer"))  # something else is in it
+        # the directory belongs to the user
+        or re.fullmatch(r".*/shmbuffer-faulted-\w{8}", call.path) is not None
+        # the directory contains other files
+        or (call.kind == "rmdir" and call.path.endswith("/buffer"))
     )
 
 
@@ -155,7 +158,7 @@ def main() -> None:
         from tests.faults.broken_scenarios import SCENARIOS as BROKEN
 
         SCENARIOS.update({scenario.__name__: scenario for scenario in BROKEN})
-    gc.freeze()  # so that a forked child does not write to what it only looks at
+    gc.freeze()  # so that a forked child does not write to objects that it only reads
     for line in sys.stdin:
         print(json.dumps(asdict(sweep(**json.loads(line)))), flush=True)
 

@@ -1,4 +1,4 @@
-"""The program that plays faults, as its user sees it."""
+"""Starts and controls the program that plays faults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 from tests.faults.injector import preloaded_environment
 from tests.faults.sweep import Found
 
-#: Those of checkpoint_scenarios.py, which only a process with torch can load.
+#: The scenarios in checkpoint_scenarios.py, which need a process with torch.
 CHECKPOINTS = (
     *("Save", "SaveAgain", "SaveWithoutExchange", "SaveForTorchRL", "SavePacked"),
     *("Load", "LoadInPlace", "LoadMovedBack", "LoadPacked", "SaveTransformed"),
@@ -41,7 +41,7 @@ class Sweeper:
         on: str = "",
         only: str = ".*",
     ) -> Found:
-        """Play faults; see `sweep.sweep`. Fails with what was found, and how to see it again."""
+        """Plays faults like `sweep.sweep`; fails with the problems and commands to repeat them."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         wanted = {"name": name, "kind": kind, "count": count, "seed": seed, "on": on, "only": only}

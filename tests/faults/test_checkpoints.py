@@ -1,4 +1,4 @@
-"""A save or a load that meets a fault: the save before is there, or the new one, and no part."""
+"""After a save or load with a fault, the previous save or the new one is complete."""
 
 from __future__ import annotations
 

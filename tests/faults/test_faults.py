@@ -1,7 +1,7 @@
-"""Whatever call of libc on a buffer's files fails: a clear error, no leak, nothing lost.
+"""Any failing libc call on a buffer's files gives a clear error, without a leak or data loss.
 
-Some faults of each scenario, drawn with a fixed seed, more with `--full`; campaign.py plays all of
-them. What has to hold after each is in runner.py and in the scenarios.
+The default run plays some faults of each scenario, drawn with a fixed seed, and more with `--full`.
+campaign.py plays all of them. The invariants are in runner.py and in the scenarios.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ def test_an_allocation_that_fails_in_the_hot_calls_leaves_the_buffer_whole(
     assert found.refused == found.cases
 
 
-# What these faults have done once, by the calls that they were on.
+# Faults that once had a wrong effect, by the calls on which they were injected.
 
 
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_boot_id_that_cannot_be_read_loses_nothing(sweeper: Sweeper) -> None:
-    """Of a buffer in use nobody asks for it: it was recovered under its users' hands."""
+    """A buffer in use was once recovered because its boot id could not be read."""
     sweeper.sweep("Recover", "rows", on=r"^(open|read) /proc/sys/kernel/random/boot_id")
 
 
 @pytest.mark.full
 @pytest.mark.slow
 def test_a_definition_that_cannot_be_synced_is_undone(sweeper: Sweeper) -> None:
-    """Files were removed that the superblock still named, once somebody died defining it again."""
+    """Files that the superblock still named were once removed when a process died here."""
     sweeper.sweep("DefineAndDie", "rows", on="^msync")
 
 
 @pytest.mark.slow
 def test_a_dictionary_that_was_being_written_is_removed_with_the_buffer(sweeper: Sweeper) -> None:
-    """Its temporary file stayed, and kept the directory from going."""
+    """The temporary file of the dictionary once stayed, so the directory was not removed."""
     sweeper.sweep("Dictionary", "records", on=r"^rename .*/dictionary\.\w+\.tmp", count=8)
 
 
@@ -102,11 +102,11 @@ def test_a_file_that_cannot_be_looked_at_is_closed_again(sweeper: Sweeper) -> No
 
 @pytest.mark.slow
 def test_a_recovery_that_cannot_look_at_its_slots_says_so(sweeper: Sweeper) -> None:
-    """Where it asks how much of them was written, the error said not of which file."""
+    """The error about the unknown size of the slots file once did not name the file."""
     sweeper.sweep("RecoverCopy", "rows", on=r"^fstat .*/slots$", only=".*ESTALE once, dies")
 
 
-# The judges.
+# The checks
 
 
 @pytest.mark.parametrize(("name", "said"), [(one.__name__, said) for one, said in BROKEN.items()])

@@ -1,7 +1,7 @@
 """Writing, drawing and weighing make no system call that could fail.
 
-The process that does it may not open, map, size, sync or look at any file; see quiet.py. It may ask
-whether the control file is there, once a second; the answer counts only if it is no.
+The process under test may not open, map, size, sync or stat any file; see quiet.py. It may check
+once a second whether the control file exists. Only a negative answer counts.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def ring_of(path: Path, kind: str) -> Ring:
 
 
 def quietly(path: Path, kind: str, work: Callable[[Ring], object]) -> int:
-    """The exit status of a process that works on a ring without system calls."""
+    """Returns the exit status of a process that works on a ring without system calls."""
 
     def body() -> None:
         ring = ring_of(path, kind)
-        _kept.append(ring)  # unreferenced, it would close its files
+        _kept.append(ring)  # otherwise the ring would close its files
         fill(ring)
         sample(ring, 512)
         be_quiet(folder_of(ring))
@@ -86,7 +86,8 @@ def test_the_hot_calls_need_no_file_and_no_descriptor(tmp_path: Path, kind: str)
         assert engine.ring() is not None
         found = sorted(read_all(engine.ring()).values())
         assert found
-        assert found == list(range(12))[-len(found) :]  # there is not room for all in short ones
+        # a short byte ring does not have space for all records
+        assert found == list(range(12))[-len(found) :]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Mending a buffer, looking at it, changing what is recorded of it, removing it."""
+"""Faults while a buffer is repaired, inspected, changed and removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.memory.carried import newest, number_in, publish
 
 
 class Recover(Scenario):
-    """Everybody died, one of them in the middle of a write."""
+    """All processes died, one of them in the middle of a write."""
 
     possible = (ITEMS - {3, 4, 5},)
     unheard = "/.shmbuffer/history"
@@ -55,7 +55,7 @@ class Recover(Scenario):
 
 
 class RecoverCopy(Scenario):
-    """A copy of a directory that was in use: every item needs its checksum."""
+    """The directory is a copy that was made while it was in use: every item needs its checksum."""
 
     def prepare(self) -> None:
         original = self.folder / "original"
@@ -73,7 +73,7 @@ class RecoverCopy(Scenario):
 
 
 class Flush(Scenario):
-    """The durability barrier."""
+    """The buffer is flushed to disk."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
@@ -89,7 +89,7 @@ class Flush(Scenario):
 
 
 class Dictionary(Scenario):
-    """What records are compressed with is published, and read by others."""
+    """A dictionary for records is published, and other clients read it."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
@@ -112,7 +112,7 @@ class Dictionary(Scenario):
 
 
 class PublishFirst(Scenario):
-    """The first weights are published, and read by another client."""
+    """The first weights are published, and another client reads them."""
 
     holds = "/.shmbuffer/weights"
 
@@ -140,7 +140,7 @@ class PublishFirst(Scenario):
 
 
 class Publish(PublishFirst):
-    """Weights are published where there were others."""
+    """Weights are published that replace others."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -148,7 +148,7 @@ class Publish(PublishFirst):
 
 
 class ChangeSettings(Scenario):
-    """What is recorded of a buffer changes."""
+    """The recorded settings of a buffer change."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
@@ -181,7 +181,7 @@ class Remove(Scenario):
 
 
 class Overwrite(Scenario):
-    """A new buffer in the place of one that nobody uses."""
+    """A new buffer replaces one that is not in use."""
 
     possible = (ITEMS, NOTHING)
 
@@ -198,7 +198,7 @@ class Overwrite(Scenario):
 
 
 class Temporary(Scenario):
-    """A directory of our own: made, filled, removed by its owner."""
+    """A temporary directory is created, filled, and removed by its owner."""
 
     unheard = "/tmp"
     until_its_end = True
@@ -211,18 +211,18 @@ class Temporary(Scenario):
             assert engine.cleanup()
 
     def stop(self) -> None:
-        """What its owner does at exit."""
+        """Removes the directory as its owner does at exit."""
         self.kept.close()
         cleanup._remove_all()
 
     def look_afterwards(self) -> None:
-        """The next start of any process sweeps what a dead owner left."""
+        """Starts a process, which removes what a dead owner left."""
         sweep(self.path)
         assert not list(Path(self.folder, "tmp").iterdir())
 
 
 class Sweep(Temporary):
-    """What a killed owner left is removed by the next start; an error is logged."""
+    """The next start removes what a killed owner left; an error is logged."""
 
     unheard = ""
 
@@ -251,10 +251,11 @@ class TakeOver(Sweep):
 
     def act(self) -> None:
         self.engine = self.keep(Engine.open(self.path, None, timeout=AT_ONCE))
-        self.engine.take_ownership(timeout=AT_ONCE)  # not from one whose death cannot be proved
+        # fails if the death of the owner cannot be proved
+        self.engine.take_ownership(timeout=AT_ONCE)
 
     def is_done(self) -> bool:
-        """What keeps a recovery from noting the dead in the history is logged, and it goes on."""
+        """True if it is done. A recovery that cannot note the dead in the history logs this."""
         require_items(self.engine, ITEMS)
         return self.engine.superblock.owner_pid == os.getpid()
 
@@ -265,7 +266,7 @@ class TakeOver(Sweep):
 
 
 class Check(Scenario):
-    """A verdict on a living buffer, and then on a dead one; a bad history is a note in it."""
+    """A living and then a dead buffer are checked; a damaged history is a note in the report."""
 
     unheard = "/.shmbuffer/history"
 
@@ -283,7 +284,7 @@ class Check(Scenario):
 
 
 class CheckDead(Check):
-    """The same of a buffer that nobody uses."""
+    """A buffer that is not in use is checked."""
 
     def prepare(self) -> None:
         self.filled().close()
@@ -299,7 +300,7 @@ class CheckDead(Check):
 
 
 class Inspect(Check):
-    """A look that locks nothing."""
+    """A buffer is inspected without a lock."""
 
     def act(self) -> None:
         found = inspect(self.path)
@@ -308,7 +309,7 @@ class Inspect(Check):
 
 
 def record(path: Path, engine: Engine) -> None:
-    """A record of this moment and an event, in the history of a buffer."""
+    """Adds a record of the present state and an event to the history of a buffer."""
     with Directory.open(path) as directory:
         files = Files(directory)
         with files.lock(AT_ONCE):
@@ -321,7 +322,7 @@ def record(path: Path, engine: Engine) -> None:
 
 
 class Record(Scenario):
-    """The history of a buffer is gone on with."""
+    """The history of a buffer is continued."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
@@ -338,7 +339,7 @@ class Record(Scenario):
 
 
 class RecordFirst(Record):
-    """The history of a buffer is begun."""
+    """The history of a buffer is started."""
 
     def prepare(self) -> None:
         self.engine = self.keep(self.filled())
