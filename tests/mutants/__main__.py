@@ -1,4 +1,4 @@
-"""`scripts/mutants [--full] [NAME...]`: lets mutants loose, all of them or those that are named."""
+"""`scripts/mutants [--full] [NAME...]`: runs the tests against all mutants, or the named ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.native.program import CompileError
 
 
 def main() -> int:
-    """Exit status 0 if the tests have caught every one of them."""
+    """Returns the exit status 0 if the tests have caught every mutant."""
     parser = argparse.ArgumentParser(prog="scripts/mutants", description=main.__doc__)
     parser.add_argument("names", nargs="*", help="numbers or parts of names; none: all")
     parser.add_argument("--full", action="store_true", help="all cases of the tests, not a sample")

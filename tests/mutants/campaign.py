@@ -1,4 +1,4 @@
-"""All mutants, in an order that the seed decides, as long as there is time.
+"""Tries all mutants, in an order that depends on the seed, until the time is over.
 
 python -m tests.mutants.campaign --seconds 60 --seed 1
 """
@@ -16,10 +16,10 @@ from tests.torture.command import main
 
 
 def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, int | float]:
-    """Lets each of them loose once at most; a mutant that has begun is finished.
+    """Tries each mutant at most once. A mutant that has begun is finished.
 
     Raises:
-        AssertionError: one survived; the message has its name.
+        AssertionError: a mutant survived. The message has its name.
     """
     deadline = time.monotonic() + seconds
     order = mutants()

@@ -1,4 +1,4 @@
-"""A mutant is let loose in a copy of the repository, and the tests go after it."""
+"""Applies a mutant to a copy of the repository and runs the tests that must catch it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ TEST_PATIENCE_S = 60
 
 
 class SurvivedError(AssertionError):
-    """The tests have not noticed, or have failed for another reason."""
+    """The tests have not noticed a mutant, or have failed for another reason."""
 
 
 def kill(mutant: Mutant, *, full: bool = False) -> int:
-    """Runs the tests that have to catch it.
+    """Runs the tests that have to catch a mutant.
 
     Args:
         mutant: the seeded bug.
-        full: all cases of the tests, not only those that a run of all tests takes.
+        full: whether to run all cases of the tests, instead of the cases of a default run.
 
     Returns:
-        How many test cases noticed.
+        The number of test cases that noticed the mutant.
 
     Raises:
-        SurvivedError: one of them did not.
-        DoesNotApplyError, CompileError: the mutant is not of these sources.
+        SurvivedError: a test did not notice the mutant.
+        DoesNotApplyError, CompileError: the mutant does not fit these sources.
     """
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = copy_of_the_repository(Path(folder))
@@ -48,10 +48,10 @@ def kill(mutant: Mutant, *, full: bool = False) -> int:
 
 
 def require_that_they_pass(tests: Iterable[str], *, full: bool = False) -> int:
-    """The same tests where nothing is broken; returns how many cases there are.
+    """Runs the same tests without a mutant; returns the number of their cases.
 
     Raises:
-        SurvivedError: a test fails without a mutant, or there is no such test.
+        SurvivedError: a test fails without a mutant, or does not exist.
     """
     wanted = tuple(dict.fromkeys(tests))
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
@@ -62,10 +62,10 @@ def require_that_they_pass(tests: Iterable[str], *, full: bool = False) -> int:
 
 
 def tested(tree: Path, tests: tuple[str, ...], *, full: bool) -> Outcomes:
-    """Runs tests of a copy, in a process of its own that imports nothing from here.
+    """Runs tests of a copy in a separate process, which imports nothing from this repository.
 
     Raises:
-        SurvivedError: pytest did not come to its end, or could not find or import the tests.
+        SurvivedError: pytest did not finish, or could not find or import the tests.
     """
     report = tree / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -1,14 +1,12 @@
-"""What a patch file says: what is broken, which rule that is, which tests have to catch it.
+"""Reads patch files: what is broken, which rule that breaks, and which tests have to catch it.
 
 The second look at a slot word is left out: a copy is kept whatever happened meanwhile.
 
-Rule: two equal reads of a word mean that nothing happened between them (G2).
-Caught by:
+Rule: two equal reads of a word mean that nothing happened between them (G2). Caught by:
     tests/memory/ring/test_ring.py::test_a_row_that_changed_between_draw_and_copy_is_drawn_again
-Fails with: LockTimeout                         where it is an error that nobody expects
+Fails with: LockTimeout                         only if the error is not an assertion
 
-diff --git a/shmbuffer/_native/core/sample.c b/shmbuffer/_native/core/sample.c
-...
+diff --git a/shmbuffer/_native/core/sample.c b/shmbuffer/_native/core/sample.c ...
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ Change = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One seeded bug.
+    """A seeded bug.
 
     Attributes:
-        name: of the file, without its number and ending.
+        name: the name of the file, without its number and its suffix.
         path: the patch.
         broken: what is broken, in a sentence or two.
-        rule: the rule that this takes away.
-        caught_by: ids of tests; each of them has to fail. An id without parameters means all
-            cases of the test, and one of them is enough.
-        fails_with: the error that a test may fail with instead of an assertion; "" for none.
-        changes: file, the lines that are there, and the lines that take their place.
+        rule: the rule that the patch removes.
+        caught_by: ids of tests, each of which has to fail. An id without parameters stands for all
+            cases of the test, of which one failure is enough.
+        fails_with: the error that a test may fail with instead of an assertion, or "" for none.
+        changes: for each change the file, the old lines, and the new lines.
     """
 
     name: str
@@ -48,17 +46,17 @@ class Mutant:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What the patch changes."""
+        """The files that the patch changes."""
         return tuple(dict.fromkeys(file for file, _, _ in self.changes))
 
     @property
     def touches_the_core(self) -> bool:
-        """Whether the C core has to be compiled."""
+        """True if the C core has to be compiled."""
         return any(name.endswith((".c", ".h")) for name in self.files)
 
     @classmethod
     def read(cls, path: Path) -> Mutant:
-        """Reads a patch file; ValueError names what its header lacks."""
+        """Reads a patch file; raises ValueError if its header is incomplete."""
         header, _, diff = path.read_text("utf-8").partition("diff --git ")
         mutant = cls(
             name=re.sub(r"^\d+-", "", path.stem),
@@ -94,5 +92,5 @@ def _changes(diff: str) -> Iterator[Change]:
 
 
 def mutants(folder: Path = FOLDER) -> list[Mutant]:
-    """All of them, by number."""
+    """Returns all mutants, by number."""
     return [Mutant.read(path) for path in sorted(folder.glob("[0-9]*.patch"))]

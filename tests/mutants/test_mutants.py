@@ -1,6 +1,7 @@
 """The tests notice when a rule of the protocol is broken.
 
-One of the seeded bugs here, eight with `--full`; `scripts/mutants` lets all of them loose.
+The default run tries one of the seeded bugs in this file, and `--full` tries eight.
+`scripts/mutants` tries all of them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from tests.mutants.tree import (
 from tests.native.program import CompileError
 
 MUTANTS = {mutant.path.stem: mutant for mutant in mutants()}
-#: What the fastest tests catch: in Python, so that nothing is compiled.
+#: A mutant in Python that fast tests catch, so that nothing is compiled.
 ONE = ("27-barrier-in-the-wrong-order",)
-#: Of the other parts of the protocol; for a header all of the core is compiled again.
+#: Mutants of other parts of the protocol. If a header changes, the whole core is compiled.
 MORE = (
     "06-partial-batch-kept",
     "12-stale-priority-accepted",
@@ -70,7 +71,7 @@ def test_the_same_tests_pass_where_nothing_is_broken(full: bool) -> None:
     assert require_that_they_pass(sorted(wanted)) >= len(wanted)
 
 
-# The runner itself.
+# The runner itself
 
 
 def a_mutant(
@@ -80,7 +81,7 @@ def a_mutant(
     new: str,
     test: str = "test_the_words_of_a_fresh_buffer_are_zero",
 ) -> Mutant:
-    """Exchanges one line of a file, and names a test that does not notice."""
+    """Makes a mutant that replaces one line of a file, and names a test that does not notice it."""
     path = folder / "99-made-up.patch"
     path.write_text(
         "Made up.\n\nRule: none.\nCaught by:\n"
@@ -122,7 +123,7 @@ def test_a_mutant_that_does_not_compile_is_not_a_dead_one(tmp_path: Path) -> Non
 @pytest.mark.product(few=1)
 @pytest.mark.parametrize(("line", "times"), [("#include <maths.h>", 0), ("}", r"\d+")])
 def test_a_mutant_of_other_sources_is_refused(tmp_path: Path, line: str, times: object) -> None:
-    """Also where nobody could say which place is meant."""
+    """The lines may also occur at several places, so that the right place is unclear."""
     other = a_mutant(tmp_path, FIRST_INCLUDE[0], line, "")
     with pytest.raises(DoesNotApplyError, match=rf"patch is of other .*masses\.c .* {times} times"):
         kill(other)

@@ -1,4 +1,4 @@
-"""Which runs of tests show that a mutant was noticed, and which show nothing."""
+"""Which results of a test run show that a mutant was noticed, and which show nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A copy of the repository that may be broken: made, patched, compiled.
+"""Makes a copy of the repository, applies a patch to it, and compiles it.
 
-Of the core only what a patch changes is compiled; the other objects are those of the unpatched
-sources, which all mutants share, and all runs.
+Only the sources of the core that a patch changes are compiled. The other objects come from the
+sources without the patch, and are shared by all mutants and runs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ ROOT = Path(__file__).parents[2]
 NATIVE = "shmbuffer/_native"
 CORE = f"{NATIVE}/_core.abi3.so"
 _COPIED = ("shmbuffer", "tests", "docs")
-# -O1 takes half the time; -ffp-contract as in setup.py: tests compare sums bit by bit.
+# -O1 takes half the time. -ffp-contract as in setup.py, because tests compare sums exactly.
 _FLAGS = ["-std=gnu11", "-O1", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden"]
 
 
 class DoesNotApplyError(Exception):
-    """A patch is of other sources than these: rewrite it for the current ones."""
+    """A patch does not fit these sources, and must be rewritten for the current ones."""
 
 
 def copy_of_the_repository(into: Path) -> Path:
-    """What the tests of the memory floor need, with the core that is in place here."""
+    """Copies the files that tests of the memory floor need, and the compiled core."""
     for name in _COPIED:
         shutil.copytree(ROOT / name, into / name, ignore=shutil.ignore_patterns("*.patch"))
     shutil.copy2(ROOT / "pyproject.toml", into)
@@ -37,16 +37,16 @@ def copy_of_the_repository(into: Path) -> Path:
 
 
 def apply(mutant: Mutant, tree: Path) -> None:
-    """Changes the copy; DoesNotApplyError as for `changed`."""
+    """Changes the copy; raises DoesNotApplyError like `changed`."""
     for file, text in changed(mutant, tree).items():
         (tree / file).write_text(text, "utf-8")
 
 
 def changed(mutant: Mutant, tree: Path) -> dict[str, str]:
-    """What a mutant makes of the files that it changes.
+    """Returns the changed text of each file that a mutant changes.
 
     Raises:
-        DoesNotApplyError: its lines are not there, or at several places.
+        DoesNotApplyError: the old lines are missing, or occur at several places.
     """
     texts = {file: (tree / file).read_text("utf-8").split("\n") for file in mutant.files}
     places: dict[str, list[tuple[int, int, tuple[str, ...]]]] = {file: [] for file in texts}
@@ -67,10 +67,10 @@ def changed(mutant: Mutant, tree: Path) -> dict[str, str]:
 
 
 def compile_core(mutant: Mutant, tree: Path) -> None:
-    """Compiles what the mutant changes, in its copy, and links it with the rest.
+    """Compiles the sources that the mutant changes in its copy, and links the core.
 
     Raises:
-        CompileError: with what the compiler says.
+        CompileError: the compiler failed. The message has its output.
     """
     sources = sorted(str(path.relative_to(tree)) for path in (tree / NATIVE).glob("*/*.c"))
     if any(name.endswith(".h") for name in mutant.files):

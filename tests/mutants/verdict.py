@@ -1,7 +1,7 @@
-"""What a run of tests says about a mutant, as pytest wrote it down.
+"""Decides by the report of pytest whether a test run has caught a mutant.
 
-An assertion that fails kills a mutant. What shows nothing about the tests does not: a test that
-could not be collected or prepared, an error that nobody announced, a test that does not exist.
+A failed assertion kills a mutant. Some failures show nothing about the tests and do not: a test
+that could not be collected or set up, an unexpected error, or a test that does not exist.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 
-#: How the message of a failure begins where a test has looked and has not liked what it saw.
+#: Beginnings of failure messages that show a failed check.
 ASSERTIONS = (
     *("assert ", "AssertionError", "Failed: DID NOT RAISE", "Failed: DID NOT WARN"),
     "tests.native.program.FoundError",
@@ -18,12 +18,12 @@ ASSERTIONS = (
 
 @dataclass
 class Outcomes:
-    """What became of each test.
+    """The outcomes of all tests in a run.
 
     Attributes:
-        passed: ids.
-        failed: id, and the first line of what it failed with.
-        errors: id, and what kept the test from being run; teardowns after a failure are no errors.
+        passed: ids of tests.
+        failed: the first line of the failure of each test id.
+        errors: the reason why a test id could not be run. A teardown after a failure is no error.
     """
 
     passed: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Outcomes:
 
     @classmethod
     def read(cls, xml: str) -> Outcomes:
-        """From the file of ``--junitxml``."""
+        """Parses a file of ``--junitxml``."""
         outcomes = cls()
         for case in ElementTree.fromstring(xml).iter("testcase"):
             name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
@@ -46,7 +46,7 @@ class Outcomes:
         return outcomes
 
     def survived(self, caught_by: tuple[str, ...], fails_with: str = "") -> str:
-        """Why the mutant is not dead; "" if every test that has to catch it did."""
+        """Returns why the mutant has survived, or "" if all tests that have to catch it failed."""
         if self.errors:
             return f"tests that could not be run: {self.errors}"
         accepted = (*ASSERTIONS, *((f"shmbuffer.errors.{fails_with}",) if fails_with else ()))
@@ -57,7 +57,7 @@ class Outcomes:
         return f"these did not notice: {blind}" if blind else ""
 
     def not_passed(self, tests: tuple[str, ...]) -> str:
-        """Which tests did not pass where nothing is broken, or do not exist; "" for none."""
+        """Returns the tests that failed without a mutant or do not exist, or "" if all passed."""
         if self.failed or self.errors:
             return f"{self.failed | self.errors}"
         missing = [name for name in tests if not any(_is_of(case, name) for case in self.passed)]
