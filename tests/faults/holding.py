@@ -95,7 +95,7 @@ class Pieces(Scenario):
             taken.remove()
 
     def append(self, partial: PartialFile, body: bytes) -> None:
-        """A failed call leaves nothing, and the next one is right."""
+        """Appends a piece. A failed attempt changes nothing, and the next one succeeds."""
         try:
             partial.append(body, 1)
         except BaseException:

@@ -68,7 +68,7 @@ class Shared:
         self.word, self.leaf, self.raw, self.one, self.two, self.crc = range(at, at + 6 * n, n)
         at += 6 * n
         # Ghosts, per slot: ticket + 1 of the last item that a client was told of, ticket + 1 of the
-        # last item that `empty()` removed, the last used ticket, the right priority.
+        # last item that `empty()` removed, the last used ticket, and the priority.
         self.told, self.gone, self.used, self.due = range(at, at + 4 * n, n)
         at += 4 * n
         self.parents = at

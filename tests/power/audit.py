@@ -1,4 +1,4 @@
-"""What an image is held to after it was opened: G8, G9 and what must hold of every buffer."""
+"""Checks an image after it was opened: G8, G9 and the invariants of every buffer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READY, NO_SCHEMA = 1, 0
 
 
 def audit(history: History, image: Image, started: Started | None) -> int:
-    """Holds what was found to what was promised; the number of items looked at."""
+    """Compares the buffer with the guarantees; returns the number of items that were checked."""
     if started is None:
         assert not history.opened or history.removing, "the buffer is gone, which was flushed"
         return 0
@@ -96,7 +96,7 @@ def _require_sound(history: History, found: Contents, runtime: Runtime, before: 
 
 
 def _require_counted(history: History, image: Image, started: Started, items: int) -> None:
-    """G9: every item that the image shows, and that is not there, was counted."""
+    """G9: items that are in the image but not in the opened buffer have been counted as dropped."""
     files = {
         path.removeprefix(f"{BUFFER}/"): data
         for path, (_, data) in image.files.items()

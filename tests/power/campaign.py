@@ -1,4 +1,4 @@
-"""Power cuts without end: every script and kind in turn, each time with other images.
+"""Plays power cuts with every script and kind in turn, each time with other images.
 
 python -m tests.power.campaign --seconds 60 --seed 1
 """
@@ -26,14 +26,14 @@ SCRIPTS = (
     scripts.trained,
 )
 CASES = [(script, kind) for script in SCRIPTS for kind in RECORD_BYTES]
-#: What `Simulation` does with each seed; all designed images are too many for each.
+#: Arguments of `Simulation` for each seed. All designed images would take too long.
 AMOUNT = {"images": 6, "worst": 8, "again": 4, "lives": 2, "used": 0.05}
 
 
 def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, int | float]:
-    """Works for about that long; a failure says how to repeat it.
+    """Plays power cuts for about ``seconds`` seconds; a failure says how to repeat it.
 
-    The case follows from the seed, and seeds from the one before.
+    The case depends on the seed, and each seed is derived from the one before.
     """
     end, figures = time.monotonic() + seconds, Counter[str]()
     while True:

@@ -1,4 +1,4 @@
-"""Which of the states that a power cut may leave: the worst by design, and any at random."""
+"""Chooses among the states that a power cut may leave: the worst by design, and random ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Pages = Callable[[str, int], bool]
 
 @dataclass(frozen=True)
 class Designed:
-    """Pages, sizes and names are each new or old, by rule."""
+    """Chooses by rule whether each page, size and name is new or old."""
 
     name: str
     new_page: Pages
@@ -32,7 +32,7 @@ class Designed:
 
 @dataclass(frozen=True)
 class Between:
-    """One page is neither old nor new, and all else is new."""
+    """Chooses an intermediate version of one page, and the newest version of everything else."""
 
     one: tuple[str, int]
     version: int
@@ -52,7 +52,7 @@ class Between:
 
 
 class Random:
-    """Each page any of its versions, one in ten torn between two; names any part."""
+    """Chooses at random. One page in ten is torn between two versions."""
 
     name = "random"
 
@@ -74,7 +74,7 @@ class Random:
         return bool(self._random.random() < self._bias)
 
     def _any(self, count: int) -> int:
-        """The newest or the oldest more often than what lies between."""
+        """Draws a number, more often the newest or the oldest than one in between."""
         if self._random.random() < 0.5:
             return count - 1 if self._random.random() < self._bias else 0
         return int(self._random.integers(count))

@@ -1,6 +1,7 @@
-"""What a directory says, read as docs/format describes it and not by the engine.
+"""Reads the contents of a directory as docs/format describes it, without the engine.
 
-Rows have a number in each leaf, records in all their bytes, so that a mixture of two items shows.
+Rows have a number in each leaf and records have one in all their bytes, so that a mixture of two
+items shows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.memory.rows import Rows
 CAPACITY = 8
 LEAVES = (
     Leaf(("number",), "int64", ()),
-    Leaf(("next", "obs"), "uint8", (700,)),  # over sectors, and over pages
+    Leaf(("next", "obs"), "uint8", (700,)),  # crosses sectors and pages
     Leaf(("done",), "bool", ()),
 )
 _FILES = [leaf.file for leaf in LEAVES]
@@ -49,7 +50,7 @@ def _sections(kind: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Superblock:
-    """The copy that counts, as far as it is of interest here."""
+    """The valid copy of the superblock, with the fields that are needed here."""
 
     state: int
     boot: bytes
@@ -59,7 +60,7 @@ class Superblock:
 
     @classmethod
     def of(cls, control: bytes) -> Superblock | None:
-        """None if both copies are damaged."""
+        """Parses the superblock; returns None if both copies are damaged."""
         pages = [control[:4096], control[4096:8192]]
         whole = [page for page in pages if _is_whole(page)]
         if not whole:
@@ -71,7 +72,7 @@ class Superblock:
 
 @dataclass(frozen=True)
 class Runtime:
-    """Of the runtime page."""
+    """Fields of the runtime page."""
 
     head: int
     write_count: int
@@ -85,12 +86,12 @@ class Runtime:
 
 
 class Contents:
-    """Words, items and priorities, of the bytes of the files of a buffer with a schema.
+    """Words, items and priorities in the bytes of a buffer with a schema.
 
     Attributes:
-        words: u64 of each slot.
-        raw: priorities as they were given.
-        mass: of each slot.
+        words: the 64-bit word of each slot.
+        raw: the priority of each slot as it was given.
+        mass: the mass of each slot.
     """
 
     def __init__(self, kind: str, files: Mapping[str, bytes | memoryview]) -> None:
@@ -107,12 +108,12 @@ class Contents:
         return self.words & np.uint64(3)
 
     def places(self) -> list[Place]:
-        """Slot and ticket of every item."""
+        """Returns the slot and ticket of every item."""
         held = (self.states == COMMITTED).nonzero()[0].tolist()
         return [(slot, int(self.words[slot]) >> 2) for slot in held]
 
     def items(self) -> dict[Place, int]:
-        """Their numbers; AssertionError if one of them is torn."""
+        """Returns the number of each item; raises AssertionError if an item is torn."""
         places = self.places()
         if RECORD_BYTES[self._kind]:
             return {place: self._record(*place) for place in places}
@@ -124,7 +125,7 @@ class Contents:
         return dict(zip(places, rows.numbers().tolist(), strict=True))
 
     def tree_is_exact(self) -> bool:
-        """Whether the node above the leaves is their sum, bit for bit, and their minimum."""
+        """True if the node above the leaves is exactly their sum and their minimum."""
         leaves = np.frombuffer(self._slots, "<f8", 16, self._where["mass"]).tolist()
         total, least = (
             float(np.frombuffer(self._slots, "<f8", 1, self._where[name])[0])
@@ -154,12 +155,12 @@ class Contents:
 
 @cache
 def names_of(kind: str) -> list[str]:
-    """The files of a buffer with a schema whose bytes are mapped, relative to it."""
+    """Returns the relative paths of the mapped files of a buffer with a schema."""
     return [layout.CONTROL, layout.SLOTS, *([layout.RECORDS] if RECORD_BYTES[kind] else _FILES)]
 
 
 def done(ledger: bytes | memoryview, places: list[Place]) -> set[int]:
-    """Tickets of items that the first consumer has acknowledged; none without a consumer."""
+    """Returns tickets that the first consumer has acknowledged, or none without a consumer."""
     parts = _core.parts(CAPACITY)
     (state, floor), at = struct.unpack_from("<I20xQ", ledger, 48), parts["consumers"]
     if state != 1 or len(ledger) < at + parts["each"]:

@@ -1,9 +1,9 @@
-"""What a power cut leaves: every state that the disk may be in, given what was synced.
+"""A model of a disk: the states in which a power cut may leave files and directories.
 
-A page that was stored to reaches the disk whenever the kernel likes, so after a cut it has any of
-the versions from its last sync on. A sync of a file keeps the versions, and the size, that it has
-then. What happened to names (made, moved, removed) is kept by a sync of their directory; of what
-was not synced any part may have happened, but a rename happens as a whole.
+The kernel may write a page to the disk at any time. After a power cut, the page therefore has any
+version since its last sync. A sync of a file stores the current versions of its pages, and its
+size. A sync of a directory stores the changes of names (created, moved, removed) in it. Of the
+changes since the last sync any part may be on the disk, but a rename is never split.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Protocol
 PAGE = 4096
 SECTOR = 512
 
-#: A name: the directory's number, and the name in it.
+#: A name: the number of the directory, and the name in it.
 Name = tuple[int, str]
 
 
 @dataclass
 class File:
-    """The newest content, and what else may be on the disk instead."""
+    """The newest content of a file, and older content that may be on the disk instead."""
 
     data: bytearray = field(default_factory=bytearray)
     older: dict[int, list[bytes]] = field(default_factory=dict)
-    """Of pages that were stored to since the last sync: the versions from then on."""
+    """For pages that changed since the last sync, all versions since then."""
     sizes: list[int] = field(default_factory=list)
-    """From the last sync on, the newest last."""
+    """All sizes since the last sync, the newest last."""
 
     def store(self, number: int, page: bytes) -> None:
-        """A page has another content now."""
+        """Stores new content in a page."""
         at = number * PAGE
         self.data.extend(bytes(max(0, at + PAGE - len(self.data))))
         newest = bytes(self.data[at : at + PAGE])
@@ -46,38 +46,38 @@ class File:
 
 
 class Choice(Protocol):
-    """Which of the possible states of the disk it is."""
+    """Chooses one of the possible states of the disk."""
 
     def page(self, role: str, number: int, versions: list[bytes]) -> bytes:
-        """One of them, oldest first, or two of them torn at a sector."""
+        """Chooses a version, of which the oldest comes first, or tears two versions at a sector."""
 
     def size(self, role: str, sizes: list[int]) -> int:
-        """One of them, oldest first."""
+        """Chooses a size, of which the oldest comes first."""
 
     def happened(self, operation: Mapping[Name, int | None]) -> bool:
-        """Whether names that were changed are on the disk."""
+        """True if a change of names is on the disk."""
 
 
 @dataclass
 class Disk:
-    """Files and directories by number, as they are now, and as they may be on the disk."""
+    """Files and directories by number, with their present state and what may be on the disk."""
 
     root: int
     files: dict[int, File] = field(default_factory=dict)
     folders: set[int] = field(default_factory=set)
     names: dict[Name, int] = field(default_factory=dict)
-    """Those that are on the disk for certain."""
+    """Names that are certainly on the disk."""
     pending: list[dict[Name, int | None]] = field(default_factory=list)
-    """What happened to names since, each as a whole."""
+    """Changes of names since the last sync, each of which happens as a whole."""
 
     def sync(self, number: int) -> None:
-        """A file, or the names in a directory, are on the disk now."""
+        """Syncs a file, or the names in a directory."""
         if number in self.files:
             self.files[number].sync()
             return
         changed = {name for operation in self.pending for name in operation if name[0] == number}
         kept = []
-        for operation in reversed(self.pending):  # what came before on the same names too
+        for operation in reversed(self.pending):  # earlier changes of the same names are included
             if changed.isdisjoint(operation):
                 kept.append(operation)
             else:
@@ -96,20 +96,20 @@ class Disk:
 
     @property
     def settled(self) -> bool:
-        """Whether every size is on the disk, and every name but those of locks."""
+        """True if all sizes are on the disk, and all names except those of locks."""
         return all(map(_of_locks, self.pending)) and all(
             len(file.sizes) < 2 for file in self.files.values()
         )
 
     def newest(self) -> dict[str, int]:
-        """Path -> number of everything, as processes see it."""
+        """Returns the number of every path, as processes see it."""
         names = dict(self.names)
         for operation in self.pending:
             _apply(names, operation)
         return self._paths(names)
 
     def cut(self, choice: Choice) -> Image:
-        """One image that a power cut may leave."""
+        """Returns an image that a power cut may leave."""
         names = dict(self.names)
         for operation in self.pending:
             if choice.happened(operation):
@@ -147,14 +147,14 @@ class Disk:
 
 @dataclass(frozen=True)
 class Image:
-    """What is on the disk when the machine starts again."""
+    """The content of the disk when the machine starts again."""
 
     files: dict[str, tuple[int, bytes]]
-    """Path -> number and content."""
+    """The number and content of each path."""
     folders: list[str]
 
     def disk(self, root: int) -> Disk:
-        """As the disk that the next processes find: all of it is there for certain."""
+        """Returns the disk that the next processes find, on which all of this is synced."""
         disk = Disk(root)
         numbers = {"": root}
         for path in self.folders:
@@ -170,12 +170,12 @@ class Image:
 
 
 def torn(one: bytes, other: bytes, sectors: int) -> bytes:
-    """The first sectors of one version, the rest of another."""
+    """Joins the first sectors of one version with the rest of another one."""
     return one[: sectors * SECTOR] + other[sectors * SECTOR :]
 
 
 def differing(one: bytes, other: bytes) -> Iterable[int]:
-    """Numbers of the pages in which two contents differ."""
+    """Yields the numbers of the pages in which two contents differ."""
     if one == other:
         return []
     return [

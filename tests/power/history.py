@@ -1,14 +1,14 @@
-"""What a recorded process said and did so far, and what must be there after a power cut for that.
+"""The operations of a recorded process, and the items that must be present after a power cut.
 
-    invoked     numbers that somebody began to write: nothing else may ever be returned
+    invoked     numbers that a process began to write: nothing else may ever be returned
     writing     those of them whose write has not returned yet
     acked       items whose write returned, by slot and ticket
     covered     those of them that were committed when the last `flush` began that has returned
     gone        those of them that were gone by then, so that they must not come back
     over        those of them that were gone when an earlier power cut came
 
-An item is no longer owed once its slot is claimed again, emptied or evicted: as the newest words
-say, which is what processes saw at the moment of the cut.
+An item is no longer guaranteed when its slot is claimed again, emptied or evicted. The newest words
+show this, which are the words that processes saw at the time of the power cut.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _NOTHING = Runtime(0, 0, 0, 0)
 
 @dataclass
 class History:
-    """Of a recording, up to a step.
+    """The history of a recording up to a step.
 
     Attributes:
         kind: rows, records, or records in a short ring.
-        opened: whether a flush has returned, so that the buffer has to be there.
-        removing: whether somebody began to remove it.
+        opened: whether a flush has returned, so that the buffer must exist.
+        removing: whether a process began to remove the buffer.
         published: whether `publish_dictionary` has returned.
-        emptied: whether somebody began to empty it since the last flush.
+        emptied: whether a process began to empty the buffer since the last flush.
         acking: tickets that a consumer began to acknowledge.
         done: those of them that the last flush found acknowledged.
         floor: head and write_count as the last flush found them.
-        now: what processes see at this step; None without a schema.
+        now: the contents that processes see at this step, or None without a schema.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class History:
     _found: Runtime = _NOTHING
 
     def follow(self, disk: Disk, event: Event) -> None:
-        """Takes in what happened next; ``disk`` is as it is after that."""
+        """Adds the next event; ``disk`` is the disk after this event."""
         if event.kind == "mark":
             self._hear(disk, *event.value)
         elif event.kind == "step":
@@ -81,7 +81,7 @@ class History:
         return Contents(self.kind, files) if found.defined else None
 
     def owed(self, durable_ticket: int) -> dict[Place, int]:
-        """Items that must be there, by what flush returned, and by what a superblock says."""
+        """Returns items that must be present, by a flush that returned or by a superblock."""
         if self.now is None or self.removing:
             return {}
         there = set(self.now.places()) - self.over
@@ -94,10 +94,11 @@ class History:
         return owed
 
     def cut(self) -> History:
-        """As the next process finds it after a power cut at this step."""
+        """Returns the history that the next process finds after a power cut at this step."""
         there = set(self.now.places()) if self.now else set()
         after = replace(self, now=None, over=self.over | (self.acked.keys() - there))
-        if self.removing:  # what is found then, the old buffer or a new one, owes nothing yet
+        # the next process may find the old buffer or a new one, without guaranteed items
+        if self.removing:
             nothing: dict[str, Any] = {"covered": {}, "priorities": {}, "gone": set()}
             over = after.over | self.acked.keys()
             after = replace(after, **nothing, over=over, floor=_NOTHING, opened=False)
@@ -113,7 +114,7 @@ class History:
             items = now.items()
             written = {place for place, number in items.items() if number in self.writing}
             self.acked |= items
-            self.over -= written  # tickets that a power cut took back are given out again
+            self.over -= written  # tickets that a power cut took back are used again
             self.gone -= written
             self.writing = set()
         elif kind == "flush" and now:
@@ -149,7 +150,7 @@ class History:
 
 
 def newest_files(disk: Disk, kind: str) -> Mapping[str, bytes] | None:
-    """Their content as processes see it; None if not all of them are there."""
+    """Returns the content of the mapped files as processes see it; None if one is missing."""
     paths = disk.newest()
     if not all(f"{BUFFER}/{name}" in paths for name in names_of(kind)):
         return None

@@ -1,4 +1,4 @@
-"""A machine that starts again: an image is put in place and opened, under another boot id."""
+"""A simulated machine that restarts: places an image and opens it under another boot id."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from tests.power.scripts import settings, write
 
 @dataclass(frozen=True)
 class Started:
-    """What was found: the report of the recovery, and the files after it."""
+    """The result of a start: the report of the recovery, and the files after it."""
 
     report: RecoveryReport
     files: dict[str, bytes]
 
 
 def boot(number: int) -> None:
-    """From now on this process runs in another boot of the machine."""
+    """Makes this process see another boot of the machine from now on."""
     name = f"boot {number}".encode().ljust(16, b".")
     identity.boot_id = lambda: name
     identity._current = None
 
 
 class Machine:
-    """Where images are put in place.
+    """Directories in which images are placed.
 
     Attributes:
-        tree: the directory that was recorded; images are images of it.
-        attic: where files are that an image does not have.
+        tree: the directory that was recorded, of which the images are.
+        attic: a directory for files that an image does not have.
     """
 
     def __init__(self, tree: Path, attic: Path, kind: str) -> None:
@@ -58,7 +58,7 @@ class Machine:
         self._mapped: _Mapped | None = None
 
     def place(self, image: Image) -> None:
-        """Makes the directory what the image says, with the same inodes."""
+        """Gives the directory the files of an image, with the same inodes."""
         folders = set(image.folders)
         for folder, below, names in os.walk(self.tree, topdown=False):
             at = os.path.relpath(folder, self.tree)
@@ -77,7 +77,7 @@ class Machine:
             self._store(self.tree / path, number, data)
 
     def start(self, image: Image) -> Started | None:
-        """Opens it as any process would; None if there is no buffer."""
+        """Opens the image like any process; returns None if there is no buffer."""
         self._mapped = None
         self.place(image)
         try:
@@ -90,10 +90,10 @@ class Machine:
         return Started(report, files or self._files())
 
     def start_mapped(self, image: Image) -> Started | None:
-        """The same for an image with all its names and a schema, and much faster.
+        """Opens an image with all its names and a schema, much faster than `start`.
 
-        The files stay mapped, so that recovery is all that happens; None if there is no schema in
-        the image, which is then to be opened by `start`.
+        The files stay mapped, so that only the recovery is repeated. Returns None if the image has
+        no schema; then `start` must be used.
         """
         if not all(f"{BUFFER}/{name}" in image.files for name in names_of(self._kind)):
             return None
@@ -109,7 +109,7 @@ class Machine:
         return self._mapped.recovered(contents)
 
     def use_and_remove(self, image: Image) -> None:
-        """Makes a buffer; nothing is left but what others put there."""
+        """Creates and removes a buffer; only files of others are left."""
         self._mapped = None
         with Engine.open(self.path, settings(self._kind)) as engine:
             write(engine.define(schema(self._kind)), [200])
@@ -162,20 +162,20 @@ class _Mapped:
         return self._stat
 
     def open_file(self, name: str, **options: Any) -> Any:
-        """Those that are mapped: a history is recorded in a recovery that has directories."""
+        """Opens a mapped file. Others, such as the history, exist only in a real directory."""
         if name not in self._maps:
             raise BufferNotFoundError(f"{name}: is not mapped")
         return self._files.directory.open_file(name, **options)
 
     def listdir(self, name: str) -> list[str]:
-        """No names: no coordinator has spawned a process here."""
+        """Returns no names, because no coordinator has started a process here."""
         return []
 
     def allocate_again(self, schema: Any, slots: int) -> None:
-        """Nothing: every image is stored in files that have their space."""
+        """Does nothing, because all images are stored in files that have their space."""
 
     def vouch(self, schema: Any) -> None:
-        """Nothing: in the next image it is another boot."""
+        """Does nothing, because the next image belongs to another boot."""
 
     def recovered(self, contents: dict[str, bytes]) -> Started:
         for name, data in contents.items():

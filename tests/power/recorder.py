@@ -1,13 +1,14 @@
-"""Notes what a process does to files, step by step, so that a power cut can be played at each.
+"""Records what a process does to files, step by step, so that power cuts can be simulated.
 
     process ──name of a step──▶ recorder: which pages, sizes and names are others than before
             ◀──── go on ───────
 
-A step is a crash point of the engine, a call that moves names, or a sync. The process stands still
-while it is looked at, from outside and through the files, so that nothing depends on what it says.
+A step is a crash point of the engine, a call that changes names, or a sync. The process stands
+still while the recorder reads its files from outside, so the record does not depend on what the
+process reports.
 
-A file that is removed is moved out of sight instead, so that an image can have it back: a control
-file is known by its inode.
+A file that is removed is moved to another directory instead, so that an image can contain it again.
+This keeps the inode, by which a control file is identified.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NATIVE = frozenset(_core.crash_points())
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened: to a page, a size, names, or a sync; or a step, or a mark."""
+    """An event on a page, a size, names, or a sync; or a step, or a mark."""
 
     kind: str
     number: int = 0
@@ -42,14 +43,14 @@ class Event:
 
 @dataclass
 class Recording:
-    """What was there before, and what happened then."""
+    """The disk before a process ran, and the events that followed."""
 
     before: Disk
     events: list[Event] = field(default_factory=list)
 
 
 def apply(disk: Disk, event: Event) -> None:
-    """Lets what happened happen to a disk."""
+    """Applies an event to a disk."""
     if event.kind == "folder":
         disk.folders.add(event.number)
     elif event.kind == "file":
@@ -65,11 +66,11 @@ def apply(disk: Disk, event: Event) -> None:
 
 
 def record(tree: Path, attic: Path, work: Callable[[Reporter], None]) -> Recording:
-    """Runs ``work`` in a child, and notes what it does below ``tree``.
+    """Runs ``work`` in a child and records what it does below ``tree``.
 
     Args:
-        tree: a directory; all that is in it is on the disk already.
-        attic: where files go that are removed.
+        tree: a directory, whose content is already on the disk.
+        attic: a directory for files that are removed.
         work: gets the reporter, whose `mark` notes what the child says of itself.
     """
 
@@ -92,7 +93,7 @@ def record(tree: Path, attic: Path, work: Callable[[Reporter], None]) -> Recordi
 
 
 class Reporter:
-    """In the process that is recorded: tells of what is no crash point."""
+    """Reports steps that are no crash points. It runs in the recorded process."""
 
     def __init__(self, tell: int, hear: int, attic: Path) -> None:
         self._tell = tell
@@ -135,7 +136,7 @@ class Reporter:
         yield
 
     def told(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The same call, which is a step; what it does to names it does at once."""
+        """Wraps a call so that it is a step, whose changes of names are recorded at once."""
 
         @wraps(call)
         def wrapper(*arguments: Any, **options: Any) -> Any:
@@ -170,7 +171,7 @@ _write, _rename, _unlink = os.write, os.rename, os.unlink
 
 
 class _Watch:
-    """In the process that records: compares what is there with what was there."""
+    """Compares the files with their previous state. It runs in the recording process."""
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
@@ -206,7 +207,7 @@ class _Watch:
         self.recording.events.append(Event(kind, number, value))
 
     def _look(self, *, at_once: bool = False) -> None:
-        """Names first, then what is in the files."""
+        """Records changes of names, and then changes in the files."""
         there = dict(self._walk(self._tree))
         changed: dict[Name, int | None] = {
             name: number for name, number in there.items() if self._names.get(name) != number

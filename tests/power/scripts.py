@@ -1,7 +1,7 @@
-"""What is recorded: the protocols that store to a buffer's files, one after the other.
+"""Scripts that are recorded. They run the protocols that store to a buffer's files.
 
-Each script runs in a process of its own, makes or opens `path`, and says by marks what it begins,
-what has returned, and what a flush covered.
+Each script runs in its own process, and creates or opens `path`. It reports by marks what it
+begins, what has returned, and what a flush covered.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ Script = Callable[[Reporter, Path, str], None]
 
 
 def writes(reporter: Reporter, path: Path, kind: str) -> None:
-    """Created, defined, written to, flushed, and written over."""
+    """Creates, defines, writes, flushes, and overwrites."""
     client = Client(reporter, path, kind)
     client.write([1, 2, 3])
     client.flush()
@@ -104,7 +104,7 @@ def writes(reporter: Reporter, path: Path, kind: str) -> None:
 
 
 def changes(reporter: Reporter, path: Path, kind: str) -> None:
-    """Priorities, placed and in-place writes, alpha, settings, emptied, written again."""
+    """Changes priorities, alpha and settings, places items, empties, and writes again."""
     client = Client(reporter, path, kind)
     client.write(range(20, 23))
     client.write(range(23, 26))
@@ -126,7 +126,7 @@ def changes(reporter: Reporter, path: Path, kind: str) -> None:
 
 
 def consumed(reporter: Reporter, path: Path, kind: str) -> None:
-    """A consumer is given items, acknowledges some, and a flush covers that."""
+    """Gives items to a consumer, acknowledges some, and flushes."""
     client = Client(reporter, path, kind)
     client.write([130, 131, 132])
     consumer = client.ring.consumers.open("a")
@@ -140,7 +140,7 @@ def consumed(reporter: Reporter, path: Path, kind: str) -> None:
 
 
 def writers(reporter: Reporter, path: Path, kind: str) -> None:
-    """Two of them: one writes in the middle of the other's flush, and is killed at last."""
+    """Runs two writers. One writes during the other's flush, and is killed at the end."""
     one = Client(reporter, path, kind)
     one.write([50, 51, 52])
     other = Client(reporter, path, kind)
@@ -161,14 +161,14 @@ def writers(reporter: Reporter, path: Path, kind: str) -> None:
     one.flush()
     _core.reached = passed
     if kind == "rows":
-        other.ring.claims.claim(2)  # is open when the machine stops
+        other.ring.claims.claim(2)  # this claim is open when the machine stops
         one.flush()
     one.write([56])
     one.engine.close()
 
 
 def grows(reporter: Reporter, path: Path, kind: str) -> None:
-    """Rows for which space is taken in steps, at the head and in the middle."""
+    """Writes rows to a ring that grows in steps, at the head and in the middle."""
     growth.STEP_BYTES = 2 * sum(schema(kind).bytes_of_slots(1))
     client = Client(reporter, path, kind, reserve="steps")
     client.write([90, 91])
@@ -181,7 +181,7 @@ def grows(reporter: Reporter, path: Path, kind: str) -> None:
 
 
 def restarts(reporter: Reporter, path: Path, kind: str) -> None:
-    """A writer is killed half-way, and the next process of the same boot recovers, and goes on."""
+    """Kills a writer during a write; the next process of the same boot recovers and continues."""
     client = Client(reporter, path, kind)
     client.write([80, 81, 82])
     client.flush()
@@ -195,7 +195,7 @@ def restarts(reporter: Reporter, path: Path, kind: str) -> None:
 
 
 def goes_on(reporter: Reporter, path: Path, kind: str) -> None:
-    """After a power cut: recovered, written to and flushed."""
+    """Recovers after a power cut, writes and flushes."""
     client = Client(reporter, path, kind)
     client.write([100, 101])
     client.flush()
@@ -204,7 +204,7 @@ def goes_on(reporter: Reporter, path: Path, kind: str) -> None:
 
 
 def removed(reporter: Reporter, path: Path, kind: str) -> None:
-    """Created beside a file of the user, filled, removed, and created again."""
+    """Creates a buffer beside a file of the user, fills it, removes it, and creates it again."""
     path.mkdir()
     (path / "mine").write_text("of the user")
     client = Client(reporter, path, kind)
@@ -217,7 +217,7 @@ def removed(reporter: Reporter, path: Path, kind: str) -> None:
 
 
 def trained(reporter: Reporter, path: Path, kind: str) -> None:
-    """A dictionary is published, and records that need it are written."""
+    """Publishes a dictionary and writes records that need it."""
     client = Client(reporter, path, kind)
     client.engine.seat.publish_dictionary(DICTIONARY)
     reporter.mark("published")
@@ -227,7 +227,7 @@ def trained(reporter: Reporter, path: Path, kind: str) -> None:
 
 
 def _forget(client: Client) -> None:
-    """As if its process had been killed: nothing is given back, and nothing holds its lock."""
+    """Drops a client as if its process had been killed: it returns nothing, and holds no lock."""
     membership = client.engine.seat.membership
     client.engine.seat._finalizer.detach()
     client.engine.seat.closed = True

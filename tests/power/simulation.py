@@ -1,4 +1,4 @@
-"""A recording is cut at each of its steps, in the worst ways and at random, and opened."""
+"""Cuts a recording at each of its steps, in the worst ways and at random, and opens the images."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.power.history import History
 from tests.power.machine import Machine, boot
 from tests.power.recorder import Recording, apply, record
 
-#: Boots of the played machine: images of what ran in one of them are opened in the next.
+#: Boots of the simulated machine. Images of one boot are opened in the next.
 FIRST, SECOND, THIRD = 1, 2, 3
 
 
 @contextmanager
 def folder() -> Iterator[tuple[Path, Path]]:
-    """A tree to be recorded, and an attic, in memory where there is one."""
+    """A tree to be recorded and an attic, in memory if the machine has a directory there."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix="shmbuffer-power-", dir=base))
     try:
@@ -45,7 +45,7 @@ def folder() -> Iterator[tuple[Path, Path]]:
 
 
 def apart(work: Callable[[], dict[str, int]]) -> Counter[str]:
-    """Runs ``work`` in a child, whose boot and maps are its own, and returns its figures."""
+    """Runs ``work`` in a child with its own boot and maps, and returns its figures."""
     told, tell = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,19 +74,19 @@ def apart(work: Callable[[], dict[str, int]]) -> Counter[str]:
 
 
 class Simulation:
-    """Images of one recording.
+    """The images of one recording.
 
     Args:
-        kind: what items are.
-        seed: of all that is chosen.
-        images: at random, at each step at which anything changed.
-        worst: and how many of the designed ones; None: all.
-        again: how many images have their recovery recorded and cut in turn.
-        lives: how many are gone on with, which is recorded and cut in turn.
-        used: the part of the images that is written to, and removed.
-        at: only steps whose name this pattern finds are cut.
-        created: whether the steps before the first write are cut, which are slow to open.
-        mapped: whether most images are recovered in files that stay mapped: without the ledger.
+        kind: the kind of items.
+        seed: seed of all random choices.
+        images: number of random images at each step at which anything changed.
+        worst: number of designed images at each step, or None for all.
+        again: number of images whose recovery is recorded and cut in turn.
+        lives: number of images in which a script continues, which is recorded and cut in turn.
+        used: share of the images that are written to and removed.
+        at: pattern for the names of the steps that are cut.
+        created: whether steps before the first write are cut, whose images are slow to open.
+        mapped: whether most images are recovered in files that stay mapped, without the ledger.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Simulation:
         self._kept: list[tuple[Image, History]] = []
 
     def run(self, script: scripts.Script) -> Counter[str]:
-        """Records a script, and cuts it."""
+        """Records a script and cuts it."""
         with folder() as (tree, attic):
             boot(FIRST)
             recording = record(
@@ -133,7 +133,7 @@ class Simulation:
         return self.figures
 
     def cut(self, recording: Recording, history: History, machine: Machine, opened_in: int) -> None:
-        """Opens images of every step in a boot; keeps some of them with what was owed then."""
+        """Opens images of every step in a boot; keeps some of them with their guaranteed items."""
         boot(opened_in)
         disk, changed = recording.before, True
         for number, event in enumerate(recording.events):
@@ -181,7 +181,7 @@ class Simulation:
             self._keep(image, history)
 
     def _keep(self, image: Image, history: History) -> None:
-        """Each of all images is kept as likely as any other."""
+        """Keeps a uniform random sample of all images."""
         at = len(self._kept)
         if at >= self._room:
             at = int(self._random.integers(self.figures["images"]))
@@ -191,7 +191,7 @@ class Simulation:
     def _cut_again(
         self, tree: Path, attic: Path, image: Image, history: History, *, goes_on: bool
     ) -> None:
-        """A second power cut, while the first one is recovered from, or some time later."""
+        """Cuts the power again, during the recovery from the first cut, or some time later."""
         machine = Machine(tree, attic, self.kind)
         machine.place(image)
         boot(SECOND)

@@ -1,6 +1,6 @@
-"""A power cut while a checkpoint is saved leaves the save before, or the new one: whole.
+"""A power cut during a save of a checkpoint leaves the previous save or the new one, complete.
 
-Once `dumps` has returned it is the new one.
+Once `dumps` has returned, it is the new one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_a_save_is_whole_after_a_power_cut(there: str, layout: str) -> None:
 
 
 def cut_a_save(there: str, layout: str, seed: int) -> dict[str, int]:
-    """Saves over what is there, and loads what power cuts leave of it."""
+    """Saves over an existing save, and loads the saves that power cuts leave."""
     saver, states = new(), {"old": state(old()), "new": state(new())}
     with folder() as (tree, attic):
         where = tree / "runs" / "run"

@@ -1,6 +1,6 @@
-"""G8 and G9: a power cut at any step of any protocol, and another one while it is recovered from.
+"""G8 and G9: a power cut at any step of any protocol, and another one during the recovery.
 
-A failure names the kind, the seed, the step and the image: `Simulation(kind, seed, ...)` with the
+A failure names the kind, the seed, the step and the image. `Simulation(kind, seed, ...)` with the
 same arguments makes the same image.
 """
 
@@ -13,8 +13,8 @@ from tests.power.simulation import Simulation, apart
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-#: The first of each script by default, in one image of each sort at each step; what is written is
-#: cut as each kind.
+#: The kinds of each script. By default only the first one is cut, with one image of each sort at
+#: each step. Writes are cut with each kind.
 KINDS = [
     "records",
     *(pytest.param(kind, marks=pytest.mark.full) for kind in ("rows", "short records")),

@@ -1,4 +1,4 @@
-"""What a disk may be like after a power cut, and that nothing is missed when it is recorded."""
+"""The model of the disk after a power cut, and the completeness of recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONE, TWO, THREE = (bytes([n]) * PAGE for n in (1, 2, 3))
 
 @pytest.fixture
 def disk() -> Disk:
-    """One file, ``f``, with a page of ones, all on the disk."""
+    """A disk with a file ``f`` that contains a page of ones, all of it synced."""
     file = File(bytearray(ONE), {}, [PAGE])
     return Disk(0, {7: file}, set(), {(0, "f"): 7})
 

@@ -1,4 +1,4 @@
-"""The simulation has teeth: an engine that leaves out one step is found out."""
+"""The simulation notices an engine that omits a single step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """A step that is left out."""
+    """Replaces a step that is left out."""
 
 
 def no_item_is_verified(patch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def leaves_are_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def with_maps(seat: Seat, slots_map: Any, leaves: list[Any]) -> Seat:
-    """The same seat, for the flush, with these maps."""
+    """Returns a copy of the seat with these maps, for a flush."""
     assert seat.mapped is not None
     other = copy.copy(seat)
     other.mapped = seat.mapped._replace(slots=slots_map, leaves=leaves)
@@ -76,7 +76,7 @@ def contents_are_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def superblocks_are_not_synced(patch: pytest.MonkeyPatch) -> None:
-    """A copy is overwritten while the other may not be on the disk yet."""
+    """Overwrites a copy of the superblock although the other one may not be on the disk yet."""
     right = Control.write
 
     def write(control: Control, superblock: Any) -> Any:
@@ -97,7 +97,7 @@ def claims_of_an_older_page_are_finished(patch: pytest.MonkeyPatch) -> None:
 
 
 def names_are_not_synced_in_time(patch: pytest.MonkeyPatch) -> None:
-    """What made.json names may come back after made.json has gone."""
+    """Files that made.json lists may come back after made.json was removed."""
     right = made.remove
 
     def remove(directory: Directory) -> None:
