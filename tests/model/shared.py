@@ -67,8 +67,8 @@ class Shared:
         at = CONTROL_SIZE
         self.word, self.leaf, self.raw, self.one, self.two, self.crc = range(at, at + 6 * n, n)
         at += 6 * n
-        # Ghosts, per slot: ticket + 1 of the last item that a client was told of, ticket + 1 of the
-        # last item that `empty()` removed, the last used ticket, and the priority.
+        # Ghosts, per slot: ticket + 1 of the last item that a client was told of, the same for
+        # `empty()`, the last used ticket, and the right priority.
         self.told, self.gone, self.used, self.due = range(at, at + 4 * n, n)
         at += 4 * n
         self.parents = at
