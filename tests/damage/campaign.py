@@ -22,26 +22,27 @@ from tests.damage.trials import require_all
 from tests.torture.command import main
 
 _MODULE = "python -m tests.damage.campaign"
-#: Of the fuzzer, a round.
+#: Number of inputs of the fuzzer in each round.
 _INPUTS = 20_000
-#: Seconds between two words about how it is going.
+#: Seconds between two reports of the progress.
 _NEWS_S = 60.0
 
 
 def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, int | float]:
-    """Damages buffers in every way that is known, for about so long.
+    """Damages buffers in every known way for about ``seconds`` seconds.
 
     Args:
-        seconds: how long; a round that has begun is finished.
-        seed: of the first round; each has the next one.
-        say: told how far it is.
+        seconds: duration. A round that has begun is finished.
+        seed: seed of the first round. Each later round has the next number.
+        say: called with reports of the progress.
 
     Returns:
         ``bits`` and ``pairs`` of superblocks, ``dead`` and ``living`` cases, ``fuzz_inputs``,
-        ``fuzz_edges``, ``corpus_candidates`` (inputs that reached what the corpus does not).
+        ``fuzz_edges``, and ``corpus_candidates`` (inputs that reached edges which the corpus does
+        not reach).
 
     Raises:
-        AssertionError: what went wrong, and the command that repeats it.
+        AssertionError: a case failed. The message has the command that repeats it.
     """
     end, figures, news = time.monotonic() + seconds, Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="shmbuffer-damage-", dir=_base()) as name:

@@ -1,4 +1,4 @@
-"""Where the bytes of a buffer are, by name, and what may become of them."""
+"""The positions of the bytes of a buffer, by name, and the damage that they may get."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.mapped.slots_file import SlotsFile
 from tests.damage.specimen import Change, Specimen, words
 
-#: What a number becomes that something else was written over.
+#: Values that replace a number when other data were written over it.
 NUMBERS = (0, 1, 2, 3, 7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**48, 2**53)
 LARGE = (2**62 - 1, 2**62, 2**62 + 8, 2**63 - 1, 2**63, 2**64 - 9, 2**64 - 8, 2**64 - 1)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A field or an element: a name for messages, and its place."""
+    """A field or an element, with its name in messages and its position."""
 
     name: str
     file: str
@@ -27,7 +27,7 @@ class Cell:
     nbytes: int
 
     def becomes(self, value: int) -> Change:
-        """The low bytes of ``value``."""
+        """Returns the change that stores the low bytes of ``value``."""
         data = (value & (1 << 8 * self.nbytes) - 1).to_bytes(self.nbytes, "little")
         return Change(self.file, self.offset, data)
 
@@ -43,7 +43,7 @@ FLOATS = (np.nan, np.inf, -np.inf, -1.0, -0.0, 5e-324, 1e-300, 1e300, 1.7e308, 0
 
 
 def runtime_cells() -> list[Cell]:
-    """The runtime page; of the mutex each of its 32-bit words."""
+    """Returns the fields of the runtime page, and each 32-bit word of its mutex."""
     page = fields(layout.RUNTIME, "runtime", layout.RUNTIME_OFFSET)
     mutex = [
         Cell(f"runtime.mutex[{at}]", layout.CONTROL, layout.RUNTIME_OFFSET + 4 * at, 4)
@@ -53,13 +53,13 @@ def runtime_cells() -> list[Cell]:
 
 
 def entry_cells(entry: int) -> list[Cell]:
-    """One registry entry."""
+    """Returns the fields of a registry entry."""
     at = layout.REGISTRY_OFFSET + entry * layout.ENTRY_BYTES
     return fields(layout.ENTRY, f"entry[{entry}]", at)
 
 
 def slots_cells(specimen: Specimen) -> list[Cell]:
-    """Every number of the slots file, the room behind the last of a section included."""
+    """Returns every number in the slots file, including the space after the end of each section."""
     sections = specimen.schema.sections
     starts = sorted((at, name) for name, at in sections.items() if name not in ("bytes", "depth"))
     starts = [(at, name) for at, name in starts if not name.startswith("nodes")]
@@ -72,7 +72,7 @@ def slots_cells(specimen: Specimen) -> list[Cell]:
 
 
 def header_cells(specimen: Specimen) -> list[Cell]:
-    """The headers of all records that are items."""
+    """Returns the headers of all records that are items."""
     content = specimen.files[layout.SLOTS]
     extents = SlotsFile(content, specimen.schema).extents
     ring = specimen.schema.record_bytes
@@ -86,7 +86,7 @@ def header_cells(specimen: Specimen) -> list[Cell]:
 
 
 def payload_cells(specimen: Specimen) -> list[Cell]:
-    """Every eighth byte of what items are made of, headers included."""
+    """Returns every eighth byte of the items, including headers."""
     names = [layout.RECORDS] if specimen.schema.record_bytes else []
     names += [leaf.file for leaf in specimen.schema.leaves]
     return [
@@ -97,7 +97,7 @@ def payload_cells(specimen: Specimen) -> list[Cell]:
 
 
 def text_cells(specimen: Specimen) -> list[Cell]:
-    """Every byte of the small files that are read as a whole."""
+    """Returns every byte of the small files that are read as a whole."""
     names = [name for name in specimen.files if name.endswith((".json", "dictionary"))]
     return [
         Cell(f"{name}[{at}]", name, at, 1)
@@ -107,7 +107,7 @@ def text_cells(specimen: Specimen) -> list[Cell]:
 
 
 def values(cell: Cell, specimen: Specimen, rng: random.Random, few: int) -> Iterator[Change]:
-    """Some of what may become of a number: a flipped bit, an extreme, a neighbour's value."""
+    """Yields some damaged values of a number: a flipped bit, an extreme, a neighbour's value."""
     choices = [cell.flipped(specimen, bit) for bit in range(8 * cell.nbytes)]
     choices += [cell.becomes(value) for value in (*NUMBERS, *LARGE)]
     if cell.nbytes == 8 and cell.is_float():
@@ -122,7 +122,7 @@ def values(cell: Cell, specimen: Specimen, rng: random.Random, few: int) -> Iter
 
 
 def shared_cells(specimen: Specimen) -> list[Cell]:
-    """Everything that processes share and no checksum of a page covers."""
+    """Returns all cells that processes share and that no checksum of a page covers."""
     records = header_cells(specimen) if specimen.schema.record_bytes else []
     entries = [cell for entry in (0, 1, 200) for cell in entry_cells(entry)]
     return [*runtime_cells(), *entries, *slots_cells(specimen), *records]
@@ -130,14 +130,14 @@ def shared_cells(specimen: Specimen) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Damage:
-    """One case."""
+    """Changes of a buffer that make up one case."""
 
     names: tuple[str, ...]
     changes: tuple[Change, ...]
 
 
 def single(specimen: Specimen, cells: list[Cell], rng: random.Random, few: int) -> list[Damage]:
-    """Each cell alone, with some of the values that it may have."""
+    """Returns cases in which one cell is damaged, with some values for each cell."""
     return [
         Damage((cell.name,), (change,))
         for cell in cells
@@ -146,7 +146,7 @@ def single(specimen: Specimen, cells: list[Cell], rng: random.Random, few: int) 
 
 
 def several(specimen: Specimen, cells: list[Cell], rng: random.Random, count: int) -> list[Damage]:
-    """Two to six cells at once."""
+    """Returns cases in which two to six cells are damaged at once."""
     found = []
     for _ in range(count):
         chosen = rng.sample(cells, rng.randint(2, 6))
@@ -158,7 +158,7 @@ def several(specimen: Specimen, cells: list[Cell], rng: random.Random, count: in
 def fields(
     dtype: np.dtype[np.void], name: str, start: int, file: str = layout.CONTROL
 ) -> list[Cell]:
-    """Those of a struct of a file."""
+    """Returns the fields of a struct in a file."""
     assert dtype.fields is not None
     return [
         Cell(f"{name}.{field}", file, start + int(of[1]), of[0].itemsize)

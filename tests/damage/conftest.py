@@ -16,9 +16,10 @@ Specimens = Callable[[str, bool], Specimen]
 
 @pytest.fixture(scope="session")
 def specimens() -> Iterator[Specimens]:
-    """Dead buffers, by what an item is and whether the machine was started again since.
+    """Dead buffers, by the kind of items and by whether the machine was restarted since.
 
-    In memory where that is possible: thousands of times they are damaged, opened and put back.
+    They are in memory if possible, because they are damaged, opened and restored thousands of
+    times.
     """
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="shmbuffer-damage-", dir=base))
@@ -33,7 +34,7 @@ def specimens() -> Iterator[Specimens]:
 
 @pytest.fixture(params=["rows", "records"])
 def specimen(request: pytest.FixtureRequest, specimens: Specimens) -> Iterator[Specimen]:
-    """A dead buffer of this boot."""
+    """A dead buffer from the present boot."""
     found = specimens(request.param, False)
     found.restore()
     yield found

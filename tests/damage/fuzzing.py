@@ -1,8 +1,8 @@
-"""The fuzzer of the C core: compiled where it runs, with the sanitizers, from the same sources.
+"""Compiles the fuzzer of the C core with sanitizers, and runs it.
 
-Which functions of the core read bytes that nobody has checked: all that take a ring, for each of
-its numbers may have been written over. `fuzz/target.c` makes the calls, `fuzz/driver.c` follows the
-coverage; both need gcc and its sanitizers only.
+The fuzzer calls all functions of the core that take a ring, because any number in shared memory may
+have been overwritten. `fuzz/target.c` makes the calls, and `fuzz/driver.c` follows the coverage.
+Both need only gcc and its sanitizers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def missing() -> str:
-    """What keeps the fuzzer from being built here; empty if nothing does."""
+    """Returns the reason why the fuzzer cannot be built here, or "" if it can."""
     if shutil.which("gcc") is None:
         return "gcc is missing"
     return "" if (_NATIVE / "core/reap.c").exists() else "the C sources are not installed"
 
 
 def built(folder: Path, optimised: str = "-O1") -> Path:
-    """Compiles the fuzzer in a folder, which may have it already; for a short run without -O1."""
+    """Compiles the fuzzer in a folder unless it is there. Without -O1 it is built faster."""
     program = folder / "fuzzer"
     if program.exists():
         return program
@@ -46,10 +46,10 @@ def built(folder: Path, optimised: str = "-O1") -> Path:
 
 
 def run(program: Path, *arguments: object) -> tuple[list[str], int, int]:
-    """Runs the fuzzer: inputs that reached something new, how many it tried, edges reached.
+    """Runs the fuzzer; returns new inputs, the number of inputs, and the number of edges.
 
     Raises:
-        AssertionError: an input ended the process, or never ended; what it was, and what was said.
+        AssertionError: an input ended the process or hung. The message has the input and output.
     """
     at_hand = program.parent / "input"
     ended = subprocess.run(

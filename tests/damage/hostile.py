@@ -1,4 +1,4 @@
-"""What may lie in the place of a file of ours, put there by somebody who means it."""
+"""Traps that an attacker may put in the place of a file of the library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.crash.harness import ended, fork
 from tests.damage.judgement import answer
 from tests.damage.specimen import Specimen, contents
 
-#: A user id that is not ours, where we may give files away.
+#: Another user id, which can be used if this process may change the owner of files.
 STRANGER = 12345
 
 _HANGS_S = 120
@@ -27,7 +27,7 @@ Trap = Callable[[Path, Path], None]
 
 
 def ends_in_time(body: Callable[[], object]) -> int:
-    """Runs ``body`` in a child and returns its exit status, ``-SIGALRM`` if it never returned."""
+    """Runs ``body`` in a child; returns its exit status, or ``-SIGALRM`` if it did not return."""
 
     def limited() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -38,9 +38,9 @@ def ends_in_time(body: Callable[[], object]) -> int:
 
 
 def bind_socket(path: Path) -> None:
-    """Makes a socket that nobody listens at."""
+    """Makes a socket without a listening process."""
     here = Path.cwd()
-    os.chdir(path.parent)  # the name of a socket has 107 bytes at most
+    os.chdir(path.parent)  # the name of a socket has at most 107 bytes
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path.name)
@@ -68,7 +68,7 @@ def _hard_link(path: Path, victim: Path) -> None:
 
 
 def _folder_of_links(path: Path, victim: Path) -> None:
-    """The directory that holds the file is a link to one of somebody else."""
+    """Makes the directory of the file a link to a directory of another user."""
     folder = path.parent
     os.rename(folder, victim.parent / "their folder")
     folder.symlink_to(victim.parent / "their folder")
@@ -96,9 +96,9 @@ ROOT_TRAPS: dict[str, Trap] = {
 
 
 def spring(specimen: Specimen, name: str, trap: Trap) -> None:
-    """Looks at, opens, removes and recreates a buffer with a trap in the place of a file.
+    """Inspects, opens, removes and recreates a buffer with a trap in the place of a file.
 
-    Nothing outside of its directory is changed, whatever the calls answer.
+    The calls may fail, but change nothing outside of the buffer's directory.
     """
     victim = specimen.path.parent / "victim" / "precious"
     victim.parent.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ def _made_anew(path: Path) -> object:
 
 
 def _everything(folder: Path) -> dict[str, bytes]:
-    """Names and contents of regular files below a folder; locks are always empty."""
+    """Returns the contents of regular files below a folder by name. Lock files are always empty."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
         for path in sorted(folder.rglob("*"))

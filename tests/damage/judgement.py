@@ -1,8 +1,9 @@
-"""What a damaged buffer may do: refuse with an error of ours, or mend and count.
+"""Checks of a damaged buffer, which may be refused with a library error or repaired and counted.
 
-Never: another exception, the end of the process, an item that was not written, a loss that no
-report counts. Within one boot recovery believes the bytes of an item, as it must; then `check`
-names every slot whose bytes are wrong. What a dying writer had written whole may be an item.
+A call never raises another exception, ends the process, returns an item that was not written, or
+loses items that no report counts. Within one boot, recovery has to trust the bytes of an item, but
+`check` then names every slot whose bytes are wrong. Data that a dying writer had completely written
+may be an item.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NAMED = re.compile(r"slot (\d+): the bytes do not match their checksum")
 
 
 def answer(call: Callable[[], Result], specimen: Specimen) -> Result | None:
-    """What a call returns; None if it refuses, with an error of ours that names the buffer."""
+    """Returns the result of a call; None if it raises a library error that names the buffer."""
     try:
         return call()
     except ShmBufferError as error:
@@ -37,14 +38,14 @@ def answer(call: Callable[[], Result], specimen: Specimen) -> Result | None:
 
 
 def require_looks_answer(specimen: Specimen) -> None:
-    """`inspect` and `check` say what they find, and change nothing."""
+    """Checks that `inspect` and `check` report what they find, and change nothing."""
     answer(lambda: inspect(specimen.path), specimen)
     report = answer(lambda: check(specimen.path), specimen)
     assert report is None or str(report)
 
 
 def require_mended_or_refused(specimen: Specimen) -> None:
-    """The next process to open it recovers what is right, and says what is not."""
+    """Checks that the next process to open the buffer recovers valid items and reports the rest."""
     engine = answer(lambda: Engine.open(specimen.path, None, timeout=5.0), specimen)
     if engine is None:
         return
@@ -53,7 +54,8 @@ def require_mended_or_refused(specimen: Specimen) -> None:
         found = contents(engine.ring())
         report = engine.check()
         _require_right(specimen, found, report)
-        if engine.report is None:  # a client's identity is damaged, and what is not proved is alive
+        # a client's identity is damaged; it counts as alive without a proof of its death
+        if engine.report is None:
             return
         others = [line for line in report.problems if not NAMED.match(line)]
         assert not others, f"recovery left damage: {others}"
@@ -76,7 +78,7 @@ def _require_right(
 def _require_counted(
     specimen: Specimen, ring: Ring, found: set[int], report: RecoveryReport
 ) -> None:
-    """A word that says ABORTED is what a writer's own abort leaves: nobody counts those."""
+    """Checks the counts of lost items. An abort also leaves ABORTED, which may be uncounted."""
     states = slots.states(ring.live.words)
     lost = {slot for slot in specimen.truth if slot not in found}
     uncounted = {slot for slot in lost if states[slot] != SlotState.ABORTED}
@@ -86,7 +88,7 @@ def _require_counted(
 
 
 def _require_usable(engine: Engine) -> None:
-    """G4, whatever the priorities are: written, read, updated, and whole afterwards."""
+    """G4: items can be written, read and updated with any priorities, and are then intact."""
     ring = engine.ring()
     assert ring is not None
     before = engine.check().problems

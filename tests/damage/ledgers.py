@@ -1,4 +1,4 @@
-"""A dead buffer with something in its ledger, to be damaged: consumers, leases, a reservation."""
+"""Dead buffers whose ledger contains consumers, leases and a reservation, to be damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONSUMERS = ("waits", "beside")
 
 
 class ConsumedSpecimen(Specimen):
-    """Its last client died with two leases and a reservation."""
+    """A buffer whose last client died with two leases and a reservation."""
 
     def _live(self) -> None:
         super()._live()
@@ -41,7 +41,7 @@ def _consume(path: Path) -> None:
 
 
 def ledger_cells(specimen: Specimen) -> list[Cell]:
-    """The head, and what is in use of the rest, with one of each kind that is not."""
+    """Returns the head, the used parts of the ledger, and one unused part of each kind."""
     content, parts = specimen.files[layout.LEDGER], _core.parts(harness.CAPACITY)
     found = [
         *(
@@ -70,7 +70,7 @@ def ledger_cells(specimen: Specimen) -> list[Cell]:
 
 
 def acknowledge_all(ring: Ring) -> int:
-    """What each consumer is still to be given, so that a writer may go on; nothing comes twice."""
+    """Takes and acknowledges all items of each consumer, none twice, so that a writer can go on."""
     found = 0
     for one in ring.consumers.status():
         consumer = ring.consumers.open(one.name, times=one.max_sample_count, holds=one.holds)

@@ -1,7 +1,7 @@
-"""Damage under a handle that is open: shared memory is written over while calls are made.
+"""Damages shared memory under an open handle while calls are made.
 
-A call refuses with an error of ours, or does its work; an item that it returns is right, or `check`
-says that it is not.
+A call raises a library error or does its work. An item that it returns is correct, or `check` says
+that it is not.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tests.crash import harness
 from tests.damage.judgement import NAMED, answer
 from tests.damage.specimen import Change, Contents, Specimen, contents, row_bytes
 
-#: What another process may hold the mutex for, here: nobody does, and damage may say so.
+#: Time for which a call waits for the mutex, because damage may make it look as if it were held.
 _LOCK_TIMEOUT_NS = 20_000_000
 _WAIT_S = 0.05
 
 
 def damage_under_a_handle(specimen: Specimen, *changes: Change) -> None:
-    """Opens a whole buffer, writes over its shared bytes, and makes every call on it.
+    """Opens an intact buffer, overwrites its shared bytes, and makes every call on it.
 
-    Leaves the handle as it is, so it needs a process of its own.
+    The handle stays damaged, so this needs a process of its own.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith("shmbuffer.memory.") and hasattr(module, "LOCK_TIMEOUT_NS"):
@@ -36,7 +36,7 @@ def damage_under_a_handle(specimen: Specimen, *changes: Change) -> None:
     held = opened.ring()
     assert held is not None
     truth = contents(held)
-    for change in changes:  # the page cache is what is mapped
+    for change in changes:  # the maps share the page cache with the file
         with (specimen.path / change.file).open("r+b") as file:
             file.seek(change.offset)
             file.write(change.data)
@@ -80,7 +80,7 @@ def _require_right(opened: Engine, truth: Contents, found: Contents) -> None:
 
 
 def drawn(held: Ring, *, prioritized: bool) -> Contents:
-    """What a sample returns, by slot."""
+    """Returns the result of a sample, by slot."""
     count = 64
     if held.records is not None:
         drawn = held.records.sample(count, 7, beta=0.4 if prioritized else None)
@@ -110,7 +110,7 @@ def _write(held: Ring, numbers: range) -> None:
 
 @contextmanager
 def _any_alpha() -> Iterator[None]:
-    """With another alpha, which may be damage and may be a choice, a mass may be infinite."""
+    """Ignores the error for infinite masses, because a damaged alpha may be a valid choice."""
     try:
         yield
     except ValueError as error:
@@ -119,7 +119,7 @@ def _any_alpha() -> Iterator[None]:
 
 
 def _place(held: Ring) -> None:
-    """Slots that a writer holds are waited for as long as a placed write waits; here, nobody."""
+    """Places an item unless a slot is being written, because the call would wait for it."""
     if not (held.live.words & np.uint64(3) == 1).any():
         harness.place(held, [1], [88], in_place=False)
 

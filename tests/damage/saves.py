@@ -1,4 +1,4 @@
-"""Buffers of each kind that is saved, for damage to their saves."""
+"""Buffers of each kind that can be saved, for damage to their saves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def labelled(first: int) -> TensorDict:
 
 
 def nested(first: int) -> TensorDict:
-    """A tensorclass, and a lazy stack in each item."""
+    """Makes items that contain a tensorclass and a lazy stack."""
     parts = [TensorDict(a=torch.full((6, n), first), batch_size=[6]) for n in (2, 3)]
     step = Step(obs=torch.zeros(6, 2), batch_size=[6])
     return TensorDict({"step": step, "lazy": lazy_stack(parts, 1)}, [6])
@@ -99,9 +99,9 @@ class Kind:
     """A kind of save.
 
     Attributes:
-        make: an empty buffer.
-        data: six items, from a number on.
-        layout: of the save.
+        make: makes an empty buffer.
+        data: makes six items with numbers from the given one.
+        layout: the layout of the save.
         unread: files that a load does not need.
     """
 
@@ -111,7 +111,7 @@ class Kind:
     unread: set[str] = field(default_factory=set)
 
     def filled(self, first: int) -> Any:
-        """A buffer with items, from which a batch was drawn."""
+        """Returns a buffer with items from which a batch was drawn."""
         rb = self.make()
         rb.extend(self.data(first))
         if not isinstance(rb.writer, TensorDictMaxValueWriter):
@@ -127,13 +127,13 @@ class Kind:
 
 
 def content(rb: Any) -> tuple[Any, ...]:
-    """The items of a buffer, in a form that can be compared."""
+    """Returns the items of a buffer in a form that can be compared."""
     parts = Parts(rb[:])
     return parts.form, parts.objects, [bytes(chunk) for chunk in parts.chunks]
 
 
 def end(rb: Any) -> None:
-    """Without waiting for the end of the process, at which a temporary directory goes."""
+    """Removes the temporary directory of a buffer, without waiting for the end of the process."""
     rb.close()
     if hasattr(rb._storage, "cleanup"):
         rb._storage.cleanup()

@@ -1,7 +1,7 @@
-"""A dead buffer whose bytes are known, to be damaged and put back as it was.
+"""Specimens: dead buffers with known bytes, which are damaged and restored.
 
-It has been written around the end of the ring, has slots of a writer who died and was rolled back,
-placed and updated items, and a writer who died since, between claim and commit.
+The buffer was written around the end of the ring. It contains slots of a dead writer that was
+rolled back, placed and updated items, and slots of a writer that died between claim and commit.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tests.crash import harness
 EARLIER_BOOT = b"an earlier boot."
 _TOUCHED = layout.RUNTIME_OFFSET + layout.RUNTIME.fields["touched_ns"][1]  # type: ignore[index]
 
-#: Slot to (ticket, bytes of the item).
+#: Maps each slot to the ticket and the bytes of its item.
 Contents = dict[int, tuple[int, bytes]]
 
 
 @dataclass(frozen=True)
 class Change:
-    """Bytes of a file that are other ones now."""
+    """New bytes at a position in a file."""
 
     file: str
     offset: int
@@ -43,13 +43,13 @@ class Change:
 
 
 class Specimen:
-    """A directory and what is in it.
+    """A directory and its known content.
 
     Attributes:
         path: the directory.
-        kind: what items are, a key of `harness.KINDS`.
-        rebooted: whether the machine was started again since.
-        files: name below the path to content.
+        kind: the kind of items, a key of `harness.KINDS`.
+        rebooted: whether the machine was restarted since.
+        files: the content of each file, by its name below the path.
         truth: the items as they were written.
         begun: the slots that a writer was filling when it died.
     """
@@ -84,18 +84,18 @@ class Specimen:
         return harness.schema(self.kind)
 
     def bytes_of(self, change: Change) -> bytes:
-        """What is there without the change."""
+        """Returns the original bytes at the place of a change."""
         return self.files[change.file][change.offset : change.offset + len(change.data)]
 
     def restore(self) -> None:
-        """Puts every byte back, in the same files: the buffer knows its control file by inode."""
+        """Restores every byte in the same files, because the inode identifies a control file."""
         for name, content in self.files.items():
             _write(self.path / name, content)
         if layout.SLOTS in self.files:
             self._left_by_processes()
 
     def _left_by_processes(self) -> None:
-        """Dates the files as processes leave them: what was written otherwise is not believed."""
+        """Sets file times as processes leave them, because changes after that are not trusted."""
         with Directory.open(self.path) as directory:
             restored.vouch(directory, [layout.CONTROL, *self.schema.mapped_files])
         with edited_control(self.path) as control:
@@ -106,7 +106,7 @@ class Specimen:
         self.files[layout.CONTROL] = content[:_TOUCHED] + data + content[_TOUCHED + 8 :]
 
     def renew(self) -> None:
-        """The same in new files, where something else was put in the place of one."""
+        """Restores the buffer in new files, after another object took the place of a file."""
         clear(self.path)
         self.restore()
         with edited_control(self.path) as control:
@@ -117,7 +117,7 @@ class Specimen:
         self.files[layout.CONTROL] = (self.path / layout.CONTROL).read_bytes()
 
     def damage(self, *changes: Change) -> None:
-        """The buffer as it was, but for these."""
+        """Restores the buffer and applies these changes."""
         self.restore()
         for change in changes:
             with (self.path / change.file).open("r+b") as file:
@@ -137,7 +137,7 @@ class Specimen:
 
 
 def clear(path: Path) -> None:
-    """Removes what is at a path, if anything is; of a link only the link."""
+    """Removes the object at a path if there is one. If it is a link, its target stays."""
     if path.is_symlink():
         path.unlink()
     elif path.exists():
@@ -145,7 +145,7 @@ def clear(path: Path) -> None:
 
 
 def contents(ring: Ring) -> Contents:
-    """Every item that a validated read returns, as bytes."""
+    """Returns the bytes of every item that a validated read returns."""
     index = np.arange(ring.elements, dtype=np.int64)
     if ring.records is not None:
         drawn = ring.records.read(index)
@@ -162,13 +162,13 @@ def contents(ring: Ring) -> Contents:
 
 
 def row_bytes(batch: harness.Batch, row: int) -> bytes:
-    """All leaves of one row."""
+    """Returns the bytes of all leaves in one row."""
     leaves = (batch.numbers, batch.square, batch.bytes)
     return b"".join(leaf[row].tobytes() for leaf in leaves)
 
 
 def reboot(path: Path) -> None:
-    """Everything that the kernel knew is gone, and what is in the files is there."""
+    """Simulates a restart, after which the kernel has lost its state and the files are intact."""
     with edited_control(path) as control:
         for _ in (0, 1):
             control.write(replace(control.superblock(), boot_id=EARLIER_BOOT))
@@ -177,13 +177,13 @@ def reboot(path: Path) -> None:
 
 @contextmanager
 def edited_control(path: Path) -> Iterator[Control]:
-    """The control file of a directory, to be changed with valid checksums."""
+    """Yields the control file of a directory for changes; its checksums are valid afterwards."""
     with (path / layout.CONTROL).open("r+b") as file:
         yield Control(_core.Map(file.fileno(), layout.CONTROL_BYTES), str(path))
 
 
 def words(content: bytes, capacity: int = harness.CAPACITY) -> tuple[list[int], list[int]]:
-    """Slots with an item, and their tickets, in the bytes of a slots file."""
+    """Returns slots with an item, and their tickets, from the bytes of a slots file."""
     found = np.frombuffer(content, np.uint64, capacity)
     return committed(found).nonzero()[0].tolist(), tickets(found)[committed(found)].tolist()
 

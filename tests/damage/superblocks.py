@@ -1,4 +1,4 @@
-"""Flipped bits in the two copies of a superblock, and what a reader makes of them."""
+"""Flips bits in the two copies of a superblock, and checks what a reader makes of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ BITS = 8 * layout.SUPERBLOCK_BYTES
 
 
 class Copies:
-    """A control file in memory whose superblock copies are damaged, and put back.
+    """A control file in memory whose superblock copies are damaged and restored.
 
     Attributes:
         control: the reader.
-        bytes: what it reads, to be changed.
+        bytes: the bytes that it reads, which may be changed.
     """
 
     def __init__(self, content: bytes, path: Path) -> None:
@@ -37,14 +37,14 @@ class Copies:
         self.bytes[copy * layout.SUPERBLOCK_BYTES + bit // 8] ^= 1 << bit % 8
 
     def require_noticed(self, copy: int, bit: int) -> None:
-        """That copy is not believed."""
+        """Checks that a copy with this bit flipped is not trusted."""
         self.flip(copy, bit)
         found = Superblock.unpack(self.page(copy))
         self.flip(copy, bit)
         assert found is None, f"bit {bit} of copy {copy} flipped, and it is believed"
 
     def require_repaired(self, copy: int, bit: int) -> None:
-        """The other copy is read, and that one was damaged is known."""
+        """Checks that the other copy is read, and that the damage is reported."""
         self.flip(copy, bit)
         found = self.control.superblock()
         repaired = self.control.repaired
@@ -53,7 +53,7 @@ class Copies:
         assert repaired, f"bit {bit} of copy {copy}: nobody knows"
 
     def require_refused(self, first: int, second: int) -> None:
-        """With a bit of each copy wrong, no field of either is believed."""
+        """Checks that no field is trusted if a bit of each copy is flipped."""
         self.flip(0, first)
         self.flip(1, second)
         try:

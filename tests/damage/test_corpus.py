@@ -1,4 +1,4 @@
-"""Inputs that once reached new branches of the C core, or ended it, made again."""
+"""Runs inputs again that once reached new branches of the C core, or ended it."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ def test_no_input_of_the_corpus_leaves_its_memory(tmp_path: Path) -> None:
     for work, more in ((("replay", CORPUS), 0), (("fuzz", CORPUS, 1, 2000), 2000)):
         _, inputs, edges = run(program, *work)
         assert inputs == known + more
-        assert edges > 1000  # they are told apart by their addresses, which differ from run to run
+        assert edges > 1000  # edges are identified by their addresses, which differ between runs

@@ -1,7 +1,7 @@
-"""A damaged save is refused with an error that names it, or its items are what was saved.
+"""A damaged save is refused with an error that names it, or its items are those that were saved.
 
-Bits are flipped, files are cut and removed, and values of JSON files are exchanged for others.
-Nothing changes but what the save is loaded into, and that only if the load succeeds.
+Bits are flipped, files are truncated and removed, and values in JSON files are replaced. A load
+changes only its buffer, and only if it succeeds.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tests.damage.saves import KINDS, content, end
 
 SEED = 1
 CASES = 60
-"""Of each kind and layout."""
+"""Number of cases for each kind and layout."""
 
 CHECKED = list(KINDS)[:6]
-"""In the format of a buffer, whose items have checksums."""
+"""Kinds in the format of a buffer, whose items have checksums."""
 
 OTHERS: tuple[Any, ...] = (None, -1, 2**70, float("nan"), "x", [], {}, [1])
 Damage = tuple[str, bytes | None]
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Ways to everything in a value of JSON."""
+    """Yields the path of keys to each value in a JSON value."""
     yield at
     inner = value.items() if isinstance(value, dict) else ()
     for key, one in enumerate(value) if isinstance(value, list) else inner:
@@ -52,7 +52,7 @@ def exchanged(text: bytes, at: tuple[Any, ...], new: Any) -> bytes:
 
 
 def damages(data: bytes, draw: random.Random) -> Iterator[Damage]:
-    """What can become of a file; None: it is gone."""
+    """Yields damaged contents of a file, or None if the file is removed."""
     yield "gone", None
     yield "empty", b""
     yield "zeros", bytes(len(data))
@@ -73,7 +73,7 @@ def damages(data: bytes, draw: random.Random) -> Iterator[Damage]:
 
 
 def drawn(save: Path, seed: str) -> list[tuple[str, Damage]]:
-    """Cases of a save: first one of each file."""
+    """Draws cases for a save: first one of each file, then others."""
     draw, cases = random.Random(f"{SEED} {seed}"), []
     for file in sorted(save.rglob("*")):
         if file.is_file() and not str(file).endswith(MANIFEST):
@@ -85,7 +85,7 @@ def drawn(save: Path, seed: str) -> list[tuple[str, Damage]]:
 
 
 def loaded(kind: str, save: Path) -> Any:
-    """What a buffer with other items has after a load, or the error; it changes nothing."""
+    """Loads into a buffer with other items; returns its items or the error, and changes nothing."""
     rb, failed = KINDS[kind].filled(20), None
     before = content(rb)
     try:
@@ -99,7 +99,7 @@ def loaded(kind: str, save: Path) -> Any:
 
 
 def is_clear(error: BaseException, save: Path) -> bool:
-    """It is documented for `loads`, and names the save, or a file of it."""
+    """True if the error is documented for `loads` and names the save or a file in it."""
     documented = isinstance(error, (ShmBufferError, FileNotFoundError)) or type(error).__name__ in (
         "ValueError",
         "ValueRefusedError",
@@ -131,7 +131,7 @@ def test_a_damaged_save_is_refused_or_all_its_items_are_loaded(
 def test_a_damaged_save_in_torchrls_layout_is_loaded_or_refused(
     saved: Callable[[str], Path], kind: str
 ) -> None:
-    """It has no checksums."""
+    """This layout has no checksums."""
     save = saved(kind)
     for name, (what, new) in drawn(save, kind):
         found = damaged(kind, save, name, new)
@@ -139,7 +139,7 @@ def test_a_damaged_save_in_torchrls_layout_is_loaded_or_refused(
 
 
 def damaged(kind: str, save: Path, name: str, new: bytes | None) -> Any:
-    """Loads a save one file of which has this content, and puts the file back."""
+    """Loads a save in which one file has this content, and restores the file."""
     file = save / name
     before = file.read_bytes()
     outside = sorted(path for path in save.parent.rglob("*") if save not in path.parents)
@@ -157,7 +157,7 @@ LAZY = ("shmbuffer", "structure", "items", 1, 1)
 
 METADATA = "storage/storage_metadata.json"
 
-#: What ended in TypeError, KeyError, IndexError, OverflowError and the like.
+#: Damage that once ended in TypeError, KeyError, IndexError, OverflowError or a similar error.
 FOUND: list[tuple[str, str, tuple[Any, ...], Any]] = [
     ("rows", "buffer_metadata.json", ("batch_size",), {}),
     ("rows", "rng_state/meta.json", (), {}),

@@ -1,4 +1,4 @@
-"""A dead buffer with wrong numbers in it: every kind of number, one at a time and several."""
+"""A dead buffer with wrong numbers: every kind of number, one at a time and several at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.parametrize("rebooted", [False, True], ids=["this boot", "another boot"]),
     pytest.mark.parametrize("kind", ["rows", "records"]),
 ]
-#: Where a header says that the next one is: believed, it leads past items once the tail is there.
+#: Wrong sizes in a record header. If they are trusted, they lead past items once the tail is there.
 SIZES = (8, 56, 1000, 2616, 2**40)
 
 

@@ -1,4 +1,4 @@
-"""What damage once did: ended the process, hung, raised a plain Python error, or went unseen."""
+"""Damage that once ended the process, hung, raised a plain Python error, or was not noticed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.kit.rings import ring_of
 
 @pytest.fixture
 def opened(specimen: Specimen) -> Iterator[Engine]:
-    """A living handle, whose shared memory is about to be written over."""
+    """Opens a living handle whose shared memory is about to be overwritten."""
     with Engine.open(specimen.path, None) as engine:
         yield engine
 
@@ -105,9 +105,9 @@ def test_an_impossible_number_of_clients_stops_a_joining_process(opened: Engine)
 def test_what_a_writer_had_begun_is_no_item_after_a_reboot(
     specimens: Specimens, kind: str, *, rebooted: bool
 ) -> None:
-    """Its entry says that it was committing: of two rows the first has its checksum.
+    """The entry of the writer says that it was committing, but only the first row has its checksum.
 
-    Within one boot that is believed, and `check` names the second.
+    Within one boot the rows are trusted, and `check` names the second one.
     """
     specimen = specimens(kind, rebooted)
     first, second = sorted(specimen.begun)
@@ -122,7 +122,7 @@ def test_what_a_writer_had_begun_is_no_item_after_a_reboot(
 def test_a_ticket_that_nobody_can_have_reached_does_not_end_the_buffer(
     specimens: Specimens, kind: str
 ) -> None:
-    """After a reboot the head may be older than the words; but not by all tickets."""
+    """After a restart the head may be older than the words, but not by all tickets."""
     specimen = specimens(kind, True)
     last = cell(slots_cells(specimen), f"words[{specimen.schema.capacity - 1}]")
     specimen.damage(last.becomes(2**64 - 1))
@@ -160,7 +160,7 @@ def test_a_head_beyond_all_tickets_does_not_end_the_buffer(specimen: Specimen, h
 
 
 def test_an_extent_that_points_at_another_record_is_refused(records: Specimen) -> None:
-    """Within one boot, where no checksum is compared: the record's header says whose it is."""
+    """Within one boot no checksum is compared, but the record's header names its slot."""
     one, other = list(records.truth)[:2]
     cells = slots_cells(records)
     places = [
@@ -210,7 +210,7 @@ def test_a_size_that_is_damage_is_not_allocated(records: Specimen) -> None:
         assert ring.records is not None
         assert engine.seat.mapped is not None
         extents = SlotsFile(engine.seat.mapped.slots, records.schema).extents
-        extents["bytes"][slot] = records.schema.record_bytes  # more than any first arena has
+        extents["bytes"][slot] = records.schema.record_bytes  # this is more than a first arena has
         with pytest.raises(CorruptBufferError, match=f"slot {slot}"):
             ring.records.sample(64, 1, beta=None)
         with pytest.raises(CorruptBufferError, match=f"slot {slot}"):
@@ -255,7 +255,7 @@ def test_a_number_of_items_without_items_is_no_sample(opened: Engine) -> None:
 def test_a_head_of_the_byte_ring_that_cannot_be_copies_and_takes_nothing(
     records: Specimen, ahead: int
 ) -> None:
-    """The copy read behind the map, or asked for ever more room."""
+    """The copy once read beyond the map, or asked for more and more memory."""
 
     def trial(engine: Engine) -> None:
         ring = ring_of(engine)
@@ -283,7 +283,7 @@ def test_a_head_of_the_byte_ring_that_cannot_be_copies_and_takes_nothing(
 def test_a_claim_of_more_tickets_than_there_are_belongs_to_no_client(
     opened: Engine, field: str
 ) -> None:
-    """The reaper went through all of them, with the mutex held."""
+    """The reaper once went through all of them while it held the mutex."""
 
     def trial(engine: Engine) -> None:
         assert engine.path is not None
@@ -304,7 +304,7 @@ def test_a_claim_of_more_tickets_than_there_are_belongs_to_no_client(
 
 @pytest.mark.parametrize("bit", range(8))
 def test_a_mutex_of_another_kind_is_not_taken(opened: Engine, bit: int) -> None:
-    """With a kind of its own choice the C library ends the process, or waits for ever."""
+    """With a wrong kind of mutex, the C library ends the process, or waits for ever."""
     kind = opened.seat.control.runtime["mutex"].view(np.uint32)[4:5]
     kind ^= np.uint32(1 << bit)
     try:

@@ -1,6 +1,6 @@
-"""A directory that somebody prepared: traps in the place of files, and lies in those that are read.
+"""A prepared directory has traps in the place of files, and lies in files that are read.
 
-Nothing outside of the directory is read as ours, written or removed.
+No file outside of the directory is read, written or removed.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ SCHEMAS = {
 def test_a_schema_that_lies_is_refused_before_anything_is_mapped(
     specimen: Specimen, text: str
 ) -> None:
-    """The superblock names its digest, and the sizes that it leads to."""
+    """The superblock contains its digest, and the sizes that follow from it."""
     data = text.encode("latin-1")
     (specimen.path / layout.SCHEMA).write_bytes(data)
     with edited_control(specimen.path) as control:
@@ -150,7 +150,7 @@ def test_no_file_of_a_buffer_is_unpickled(specimen: Specimen, tmp_path: Path) ->
 
 
 def _swap_folder(path: Path, theirs: Path) -> None:
-    """``next`` is theirs now, with files of the same names."""
+    """Replaces ``next`` by a directory of another user that has files with the same names."""
     if (path / "next").exists():
         (path / "next").rename(path / "gone")
     (path / "next").symlink_to(theirs / "next")

@@ -1,7 +1,7 @@
-"""A data set that another user prepared, and a directory of conversions that belongs to one.
+"""Data sets that another user prepared, and a directory of conversions that another user owns.
 
-No file is a way out of the data set, none is waited for, and another user's conversions are not
-read.
+No file leads out of the data set, no call waits for a file, and the conversions of another user are
+not read.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_a_trap_in_the_place_of_the_priorities_is_refused(
     make_tensordict(tmp_path / "data")
     ReadOnlyStorage(tmp_path / "data", priorities=tmp_path / "table").close()
     names = {file.relative_to(tmp_path / "table") for file in files_of(tmp_path / "table")}
-    names -= {Path("meta.json"), Path(".shmbuffer/made.json")}  # for other programs, and cleanup
+    names -= {Path("meta.json"), Path(".shmbuffer/made.json")}  # for other programs and for cleanup
     assert Path(".shmbuffer/slots") in names
 
     def tries() -> None:
@@ -185,7 +185,7 @@ def test_a_trap_in_the_place_of_a_parquet_file_is_refused(
 @pytest.mark.parametrize("trap", TRAPS)
 @pytest.mark.filterwarnings(
     "ignore::UserWarning:minari.utils"
-)  # Minari's, of what a data set does not say
+)  # settings of Minari that are not in the data set
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
 def test_a_trap_in_the_place_of_a_file_of_minari_is_refused(
     tmp_path: Path,
@@ -243,7 +243,7 @@ def test_what_belongs_to_another_user_on_the_way_to_a_conversion_is_refused(
         foreign, root / foreign
     )
     if foreign == ".lock":
-        shutil.rmtree(conversion)  # else the lock is not needed
+        shutil.rmtree(conversion)  # otherwise the lock is not needed
     os.chown(path, NOBODY, NOBODY)
     said = rf"{re.escape(str(path))}: belongs to uid {NOBODY}, but this process runs as uid 0"
     with pytest.raises(UnsafePathError, match=said):

@@ -1,7 +1,7 @@
-"""Names of leaves and columns that would lead out of a directory are refused before any library.
+"""Names of leaves and columns that lead out of a directory are refused before any library call.
 
-tensordict 0.12 takes a name for a path as it is, so that these tests would write to `outside` with
-it if a name were given to it.
+tensordict 0.12 uses a name as a path without a check. These tests would write to `outside` if it
+were given one of these names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ names = pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A directory that nothing may be written to; it is looked at in the end."""
+    """A directory to which no test may write, which is checked at the end."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (tmp_path / "meta.json").write_text("precious")
@@ -58,7 +58,7 @@ def named(name: str, outside: Path) -> str:
 
 
 def held(name: str, *above: str) -> TensorDictReplayBuffer:
-    """A buffer over the caller's tensors, whose names are not those of files."""
+    """Returns a buffer over the caller's tensors, which are not in files with these names."""
     key = (*above, name, "x")
     step = {"done": torch.ones(3, 1, dtype=torch.bool), "reward": torch.zeros(3, 1)}
     data = TensorDict({key: torch.arange(3.0), "next": step}, [3])

@@ -1,7 +1,7 @@
-"""A save that another user prepared, and what other users put beside one.
+"""A save that another user prepared, and files that other users put beside one.
 
-Nothing outside of the save is read as ours, emptied, moved, written over or removed, and no save or
-load waits for a file that never ends.
+Nothing outside of the save is read, emptied, moved, overwritten or removed. No save or load waits
+for a file that never ends.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WORK = ".shmbuffer-save"
 
 @pytest.fixture
 def away(tmp_path: Path) -> Iterator[Path]:
-    """A directory outside, with files that nothing may touch; it is looked at in the end."""
+    """A directory outside with files that may not be changed; it is checked at the end."""
     away = tmp_path / "away"
     write(away, {"precious": "mine", "below/precious": "mine too"})
     yield away
@@ -49,14 +49,14 @@ def away(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def public(fast_path: Path) -> Path:
-    """A directory that every user can write to; pytest's own are closed to them."""
+    """A directory to which every user can write. Those of pytest are closed to other users."""
     fast_path.chmod(0o777)
     return fast_path
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A save."""
+    """The path of a save."""
     path = tmp_path / "runs" / "run"
     save(path, {"a": "1", "b/c": "2"})
     return path
@@ -151,7 +151,7 @@ def test_no_other_user_can_look_into_a_work_directory(tmp_path: Path, umask: int
 def test_nothing_is_left_where_every_directory_is_open_to_other_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As file systems without permissions show them; the save is refused."""
+    """File systems without permissions show all directories like this. The save is refused."""
     path, mkdir, chmod = tmp_path / "run", os.mkdir, os.chmod
     save(path, {"a": "1"})
 
@@ -171,7 +171,7 @@ def test_nothing_is_left_where_every_directory_is_open_to_other_users(
 def test_a_save_writes_to_its_work_directory_even_if_its_name_is_replaced(
     path: Path, away: Path
 ) -> None:
-    """As another user can who may write to the directory beside."""
+    """Another user who can write to the parent directory may replace the name."""
     with publish(path) as directory:
         (work,) = path.parent.glob(f".run.*{WORK}")
         work.rename(work.with_name("gone"))
@@ -187,7 +187,7 @@ def test_a_save_writes_to_its_work_directory_even_if_its_name_is_replaced(
 def test_a_directory_that_takes_the_place_of_the_earlier_save_is_put_back(
     path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
-    """Between the look at the earlier save and the exchange."""
+    """The directory appears between the check of the earlier save and the exchange."""
     theirs, exchange, left = path.parent / "theirs", publication.exchange, [True]
     write(theirs, {"d/precious": "mine"})
 
@@ -284,18 +284,18 @@ def test_a_link_of_another_user_in_a_shared_directory_is_not_followed(
     for call in (lambda: settle(way), lambda: save(way, {"precious": "2"})):
         with pytest.raises(UnsafePathError, match=r"this is a link of uid 65534 .*not followed"):
             call()
-    os.chown(public, 65534, -1)  # what is in their own directory is theirs to say
+    os.chown(public, 65534, -1)  # the owner may decide about files in their own directory
     settle(way)
 
 
 NOT_LOADED = {Path(MANIFEST).name, "made.json", "meta.json"}
-"""Names of files that other programs and the next save read."""
+"""Names of files that other programs and the next save read, but no load."""
 
 
 def load_with_traps(saved: Path, victim: Path, kind: str, trap: str, log: Path) -> None:
-    """Loads a save with a trap in the place of each file; to be called in a child.
+    """Loads a save with a trap in the place of each file. It must be called in a child.
 
-    The log names the file while its load runs, and has the unexpected results at the end.
+    The log names each file before its load runs, and has the unexpected results at the end.
     """
     target, wrong, unread = None, [], set()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -308,7 +308,7 @@ def load_with_traps(saved: Path, victim: Path, kind: str, trap: str, log: Path) 
             target = KINDS[kind].filled(20)
             before = content(target)
         log.write_text(file)
-        signal.alarm(120)  # ends the child, also within a call of the system
+        signal.alarm(120)  # ends the child even during a system call
         try:
             target.loads(copy)
         except (UnsafePathError, CorruptBufferError) as error:
@@ -331,7 +331,7 @@ def load_with_traps(saved: Path, victim: Path, kind: str, trap: str, log: Path) 
     "trap",
     [
         *("a link", "a link to itself", "a FIFO", "a directory", "a socket"),
-        pytest.param("a device", marks=needs_root),  # /dev/zero, which can be read without end
+        pytest.param("a device", marks=needs_root),  # /dev/zero, which has no end
     ],
 )
 def test_what_replaces_a_file_of_a_save_is_refused_at_once_and_the_buffer_keeps_its_items(
@@ -342,7 +342,7 @@ def test_what_replaces_a_file_of_a_save_is_refused_at_once_and_the_buffer_keeps_
 
     def child() -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        room = pages * resource.getpagesize() + 2**32  # what reads a device to its end fails
+        room = pages * resource.getpagesize() + 2**32  # a call that reads a device to its end fails
         resource.setrlimit(resource.RLIMIT_AS, (room, most))
         load_with_traps(tmp_path / "saved", tmp_path / "victim", kind, trap, log)
 
@@ -354,7 +354,7 @@ def test_what_replaces_a_file_of_a_save_is_refused_at_once_and_the_buffer_keeps_
 
 
 def test_a_save_reads_no_file_outside_of_its_directory(tmp_path: Path) -> None:
-    """The names of the tensors of a PyTree are in its metadata."""
+    """The names of the tensors of a PyTree come from its metadata."""
     outside = tmp_path / "outside"
     outside.with_suffix(".memmap").write_bytes(bytes(48))
     kind = KINDS["pytree for TorchRL"]

@@ -1,4 +1,4 @@
-"""Wrong numbers in the ledger: consumers, leases, reservations, what was delivered."""
+"""Wrong numbers in the ledger: consumers, leases, reservations, and deliveries."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def consumed(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def require_mended(specimen: Specimen, case: Damage) -> None:
-    """Refused, or recovered: items are there, each consumer comes to an end, a write goes on."""
+    """The buffer is refused, or recovered with its items, and consumers and writers go on."""
     specimen.damage(*case.changes)
     require_looks_answer(specimen)
     engine = answer(lambda: Engine.open(specimen.path, None, timeout=5.0), specimen)
@@ -61,12 +61,12 @@ def _drain_or_remove(engine: Engine, name: str) -> None:
     assert ring is not None
     try:
         acknowledge_all(ring)
-    except (ConsumerError, ValueError):  # what it is called, or how often, is damaged
+    except (ConsumerError, ValueError):  # its name or its number of acknowledgements is damaged
         ring.consumers.remove(name)
 
 
 def require_answers(specimen: Specimen, *changes: Change) -> None:
-    """Calls of a handle that is open while the ledger is written over refuse, or do their work."""
+    """Calls on an open handle fail or do their work while the ledger is overwritten."""
     specimen.restore()
     engine = Engine.open(specimen.path, None)
     ring = engine.ring()
@@ -83,7 +83,7 @@ def require_answers(specimen: Specimen, *changes: Change) -> None:
         try:
             with ring.reservations.hold(number):
                 harness.write(ring, [7], timeout=0.05)
-        except ValueError as error:  # how much it holds is damaged, and less than this
+        except ValueError as error:  # its number of items is damaged and too small
             if "reserve as many, or write fewer. Nothing was changed" not in str(error):
                 raise
 

@@ -1,4 +1,4 @@
-"""An open buffer with wrong numbers in it: a call refuses, or returns what is right."""
+"""An open buffer with wrong numbers: a call fails, or returns correct results."""
 
 from __future__ import annotations
 

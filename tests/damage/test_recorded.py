@@ -1,4 +1,4 @@
-"""Recorded settings and schemas that say what no buffer has said, under right checksums."""
+"""Recorded settings and schemas with impossible values and valid checksums."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shmbuffer import (
 from shmbuffer.memory.format import layout
 from tests.damage.specimen import edited_control
 
-#: Of every kind that JSON knows, and some that only just are none.
+#: Values of every JSON type, and some that are just invalid.
 STRANGE: list[Any] = [
     *(None, True, False, -1, 0, 1, 3, 2**31, 2**70, -0.5, 1.5, 1e300),
     *("", "x", "ReplayBuffer", [], ["a"], ["a", ["b"]], [1], [[]], {}, {"kind": 1}),
@@ -34,7 +34,7 @@ STRANGE: list[Any] = [
 
 
 def made(path: Path, *, records: bool) -> None:
-    """A dead buffer with everything recorded that there is to record."""
+    """Makes a dead buffer in which everything that can be recorded is recorded."""
     items = TensorDict({"obs": torch.zeros(8, 3), "td_error": torch.ones(8)}, [8])
     buffer: TensorDictReplayBuffer
     if records:
@@ -55,7 +55,7 @@ def made(path: Path, *, records: bool) -> None:
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something stands in a JSON value, itself left out."""
+    """Yields the path of keys to each value inside a JSON value."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, below in pairs:
         yield (*at, key)
@@ -73,7 +73,7 @@ def exchanged(value: Any, at: tuple[Any, ...], by: Any) -> Any:
 
 
 def require_refused_or_served(path: Path) -> None:
-    """A client gets a sample, or an error that names the directory and what to do."""
+    """A client gets a sample, or an error that names the directory and a remedy."""
     try:
         with attach(path) as buffer:
             assert len(buffer.sample(None if buffer.batch_size else 4)) >= 1
@@ -91,7 +91,7 @@ def dead(request: pytest.FixtureRequest, fast_path: Path) -> Iterator[Path]:
     return path
 
 
-@pytest.mark.filterwarnings("ignore:beta=")  # a recorded beta may be strange, and is served
+@pytest.mark.filterwarnings("ignore:beta=")  # a recorded beta may be strange, and is used
 @pytest.mark.product(few=1)
 def test_settings_with_another_value_are_refused_or_served(dead: Path, full: bool) -> None:
     rng = random.Random(4)

@@ -1,4 +1,4 @@
-"""Every bit of both superblock copies, one at a time and in pairs."""
+"""Flips every bit of both superblock copies, one at a time and in pairs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ IMPOSSIBLE = [
 def test_a_whole_superblock_that_says_the_impossible_is_refused_or_does_no_harm(
     specimen: Specimen, field: str, value: object
 ) -> None:
-    """Its checksum fits: other software wrote it, or somebody who means it."""
+    """Its checksum is valid, because other software or an attacker wrote it."""
     with edited_control(specimen.path) as control:
         forged = replace(control.superblock(), **{field: value})  # type: ignore[arg-type]
         page = np.frombuffer(forged.pack(), np.uint8)

@@ -1,7 +1,7 @@
-"""Trials: many cases in a child of their own, which a case may kill.
+"""Runs many cases in a child, which a case may kill.
 
-What a case does to the process is seen from outside: a signal ends the child, the parent knows at
-which case, and goes on with the next one. A case that hangs ends by SIGALRM.
+The parent sees the effect of a case on the process. If a signal ends the child, the parent knows
+the case, and continues with the next one in a new child. A case that hangs is ended by SIGALRM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 
 Case = TypeVar("Case")
 
-#: Seconds after which a case counts as one that never ends.
+#: Number of seconds after which a case counts as hanging.
 WATCHDOG_S = 60
 _SHOWN = 5
 
@@ -25,12 +25,12 @@ _SHOWN = 5
 def failures(
     cases: Sequence[Case], trial: Callable[[Case], None], *, apart: bool = False
 ) -> list[str]:
-    """What the cases that fail say, each with its case: an exception, a signal, a hang.
+    """Returns the failed cases with their exception or signal, or a note that they hang.
 
     Args:
-        cases: in the order in which they are tried.
-        trial: raises where a case does what it must not.
-        apart: each in a process of its own, because a case may leave a handle that cannot close.
+        cases: the cases, in the order in which they are tried.
+        trial: runs a case; raises an exception if it fails.
+        apart: run each case in its own process, because it may leave a handle that cannot close.
     """
     found: list[str] = []
     at = 0
