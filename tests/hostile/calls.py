@@ -1,7 +1,7 @@
-"""How to call each public function that takes a path: the table, one row or more a parameter.
+"""Calls of each public function that takes a path: a table with one row or more per parameter.
 
-A row prepares what its call reads, and calls. Both get the path that the trap is for. What else
-they need lies below `aside`, out of the way of every trap.
+A row prepares the files that its call reads, and makes the call. Both functions get the path with
+the trap. Other files that they need are below `aside`, out of the way of every trap.
 """
 
 from __future__ import annotations
@@ -48,25 +48,26 @@ from shmbuffer.distributed.shards.sharded_client import ShardedClient
 from tests.distributed.test_shard_saves import Shards
 
 for module in ("matplotlib.backends.backend_agg", "ray", "h5py", "pyarrow.parquet"):
-    with contextlib.suppress(ModuleNotFoundError):  # the rows that need it say what is missing
-        importlib.import_module(module)  # here, and not in each of many children
+    # rows that need the module are reported as missing
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module(module)  # import here instead of in each of many children
 
 SIZE = 8
-#: Seconds for which a call waits for another process.
+#: Number of seconds for which a call waits for another process.
 TIMEOUT = 0.3
 Make = Callable[[Path], AbstractContextManager[Any]]
-"""Makes an object, with files below the given directory if it has any."""
+"""Makes an object, with its files below the given directory if it has any."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One way to call a function.
+    """A way to call a function.
 
     Attributes:
-        run: the call.
-        prepare: makes what is at the path before the call.
-        name: of the path.
-        error: that the call has in any directory, because it is not supported.
+        run: makes the call.
+        prepare: creates what is at the path before the call.
+        name: the name of the path.
+        error: the error that the call raises in any directory, because it is not supported.
     """
 
     run: Callable[[Path], object]
@@ -76,7 +77,7 @@ class Call:
 
 
 def aside(path: Path) -> Path:
-    """A directory for files that the path does not lead to."""
+    """Returns a directory for files to which the path does not lead."""
     return path.parent.parent / "aside"
 
 
@@ -96,11 +97,11 @@ def filled(rb: Any) -> Any:
     return rb
 
 
-# -- what is saved and loaded ----------------------------------------------------------------------
+# -- saves and loads -------------------------------------------------------------------------------
 
 
 def _closed(make: Callable[[Path], Any]) -> Make:
-    """Makes a buffer with items, and closes it."""
+    """Returns a function that makes a buffer with items, and closes it."""
     return lambda where: closing(filled(make(where)))
 
 
@@ -171,7 +172,7 @@ def _offline_to_online(where: Path) -> Any:
 
 
 def data_set(path: Path) -> Path:
-    """A TensorDict in files, made anew if it is not there."""
+    """Returns a TensorDict in files, which is created if it does not exist."""
     if not path.exists():
         items().memmap(path)
     return path
@@ -208,7 +209,7 @@ BUFFERS: dict[str, Make] = {
 
 
 class _InActor:
-    """The actor of a `RayReplayBuffer`, in this process: a handle only sends it the call."""
+    """The actor of a `RayReplayBuffer` in this process. A handle only sends it the call."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -231,7 +232,7 @@ class _InActor:
 
 
 def _part(name: str, rb: Make) -> Make:
-    """A part of a buffer, which is open as long."""
+    """Yields a part of a buffer, which stays open in the block."""
 
     @contextmanager
     def made(where: Path) -> Iterator[Any]:
@@ -250,7 +251,7 @@ def _used(make: Make, method: str) -> Callable[[Path], object]:
 
 
 def _saves(name: str, make: Make) -> dict[str, Call]:
-    """``dumps`` and ``loads``, under all their names."""
+    """Returns rows for ``dumps`` and ``loads`` under all their names."""
     save = _used(make, "dumps")
     rows = {
         f"{name}.{method}(path)": Call(_used(make, method)) for method in ("dumps", "dump", "save")
@@ -370,7 +371,7 @@ def _loaded(path: Path, **options: Any) -> None:
 
 
 def _converted(path: Path) -> None:
-    """The directory at ``path`` is where converted data sets are kept."""
+    """Uses the directory at ``path`` for converted data sets."""
     source = aside(path) / "source.parquet"
     if not source.exists():
         _parquet_at(source)
@@ -431,7 +432,7 @@ def _served(path: Path, **options: Any) -> None:
 
 
 def buffer(path: Path) -> None:
-    """A buffer at the path, with items, a consumer, weights and a history, in use by nobody."""
+    """A buffer that is not in use, with items, a consumer, weights and a history."""
     with shmbuffer.Coordinator(path, capacity=SIZE, timeout=TIMEOUT) as coordinator:
         coordinator.buffer.extend(items())
         coordinator.buffer.publish({"w": torch.zeros(4)}, 1)
@@ -517,7 +518,7 @@ def _buffers() -> dict[str, Call]:
 
 
 class _Shard:
-    """One shard, whose keeper is in this process."""
+    """A shard whose keeper is in this process."""
 
     def __init__(self, node: str, rb: Any) -> None:
         self.node, self.rb = node, rb
@@ -528,7 +529,7 @@ class _Shard:
 
 
 class _Members(Shards):
-    """The members of a sharded buffer, which are all in this process."""
+    """The members of a sharded buffer, all of which are in this process."""
 
     def refresh(self, **_: object) -> None:
         pass
@@ -538,7 +539,7 @@ class _Members(Shards):
 
 
 class _ShardedClient(ShardedClient):
-    """A handle on two shards; without Ray, which would take seconds for each of many trials."""
+    """A handle on two shards without Ray, which would take seconds in each of many trials."""
 
     rate_limiter = None  # type: ignore[assignment]
 
@@ -571,24 +572,24 @@ def _shards() -> dict[str, Call]:
 
 
 class RefusedError(Exception):
-    """A verb answered by another exit code than 0; what it printed."""
+    """A command has returned another exit code than 0. The message is its output."""
 
 
 def verb(*arguments: object) -> None:
-    """Runs a verb; its own errors are raised as they are."""
+    """Runs a command; other errors are raised unchanged."""
     os.environ["SHMBUFFER_DEBUG"] = "1"
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         try:
             code = main([str(argument) for argument in arguments])
-        except SystemExit as exit:  # of argparse
+        except SystemExit as exit:  # raised by argparse
             raise RefusedError(shown.getvalue()) from exit
     if code:
         raise RefusedError(shown.getvalue())
 
 
 def _serve(path: Path) -> None:
-    """Serves until SIGTERM, which comes as soon as the buffer is there."""
+    """Serves until SIGTERM, which comes as soon as the buffer exists."""
 
     class Ready(io.StringIO):
         def write(self, text: str) -> int:
@@ -612,7 +613,7 @@ def _buffer_aside(path: Path) -> Path:
 
 
 def _written(action: str, name: str) -> Call:
-    """A verb that reads a buffer elsewhere, and writes to the path."""
+    """Returns a row for a command that reads another buffer and writes to the path."""
     return Call(lambda path: verb(action, _buffer_aside(path), path), name=name)
 
 
@@ -645,7 +646,7 @@ def _verbs() -> dict[str, Call]:
 
 
 def _plotted(path: Path) -> None:
-    """Writes an empty picture: to draw a full one takes seconds."""
+    """Writes an empty picture, because drawing a full one takes seconds."""
     from matplotlib.figure import Figure
 
     with mock.patch("shmbuffer.watch.plot.report.draw", return_value=Figure()):
@@ -669,7 +670,7 @@ def _pictured(path: Path) -> None:
 
 
 def table() -> dict[str, Call]:
-    """Rows by the parameter, with a comma and a word if there are several for one."""
+    """Returns rows by parameter. Several rows of one parameter differ by a comma and a word."""
     rows: dict[str, Call] = {}
     for name, make in _of_parts().items():
         rows |= _saves(name, make)
@@ -695,11 +696,11 @@ _NEEDS = {
     "plot(output)": "matplotlib",
     "demo(picture)": "matplotlib",
 }
-"""Packages of extras, by what the rows have in their names."""
+"""Packages of extras, by a part of the names of the rows that need them."""
 
 
 def missing(row: str) -> set[str]:
-    """Packages that a row needs, and that are not installed."""
+    """Returns the packages that a row needs and that are not installed."""
     needed = {package for word, package in _NEEDS.items() if word in row}
     return {package for package in needed if importlib.util.find_spec(package) is None}
 

@@ -1,4 +1,4 @@
-"""Public calls among traps for hours: any trap, or two at once, in any place, drawn at random.
+"""Makes public calls among random traps for hours, with one trap or two, in any place.
 
 python -m tests.hostile.campaign --seconds 60 --seed 1
 """
@@ -22,13 +22,13 @@ from tests.torture.command import Figures, Say, main, repeatable, seeds
 
 MODULE = "tests.hostile.campaign"
 _TRIALS = 20
-"""Of one seed, in one child."""
+"""Number of trials with one seed, which run in one child."""
 _TWO = 0.3
-"""How many of them have two traps."""
+"""Share of the trials that have two traps."""
 
 
 def drawn(rng: random.Random) -> Trial:
-    """A row, and one or two traps in its way."""
+    """Draws a row, and one or two traps in its way."""
     row = rng.choice(list(TABLE))
     names = [*traps.IN_PLACE, *traps.AROUND]
     if os.geteuid() == 0:
@@ -39,14 +39,14 @@ def drawn(rng: random.Random) -> Trial:
 
 
 def campaign(seconds: float, seed: int, say: Say) -> Figures:
-    """Trials for about ``seconds``.
+    """Runs trials for about ``seconds`` seconds.
 
     Raises:
-        AssertionError: a call hung, failed without a word for its user, or changed what is not its
-            own; with the seed, and the command that repeats it.
+        AssertionError: a call hung, failed without a clear error, or changed files of others. The
+            message has the seed and the command that repeats the trial.
     """
     gc.collect()
-    gc.freeze()  # of each child's garbage none is older
+    gc.freeze()  # so that no child collects older objects
     base = holdings.IN_MEMORY if os.access(holdings.IN_MEMORY, os.W_OK) else None
     with (
         tempfile.TemporaryDirectory("", "shmbuffer-hostile-", base) as folder,

@@ -1,7 +1,7 @@
-"""Finds every public parameter that is a path: of functions, methods, constructors and verbs.
+"""Finds every public parameter that is a path: of functions, methods, constructors and commands.
 
-A parameter is a path if its annotation says so. One that has the name of a path and the annotation
-`Any`, or none, is reported by `unannotated`, because no search could find it.
+A parameter is a path if its annotation says so. If a parameter has the name of a path and the
+annotation `Any`, or none, `unannotated` reports it, because no search could find it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shmbuffer.torchrl
 from shmbuffer.cli import VERBS
 
 MODULES = ("shmbuffer", "shmbuffer.numpy", "shmbuffer.sb3")
-#: Names of parameters that carry paths.
+#: Names of parameters that contain paths.
 _NAMES = frozenset(
     (
         *("base", "dataset", "dir", "directory", "file", "filename", "folder", "offline_dataset"),
@@ -32,7 +32,7 @@ _SPECIAL = ("__init__", "__call__")
 
 @dataclass(frozen=True)
 class PathParameter:
-    """A parameter, and how to name it: ``RandomSampler.dumps(path)``, ``shmbuffer top(dir)``."""
+    """A parameter with its name: ``RandomSampler.dumps(path)`` or ``shmbuffer top(dir)``."""
 
     owner: str
     function: str
@@ -43,13 +43,13 @@ class PathParameter:
 
 
 def path_parameters() -> list[PathParameter]:
-    """Every one whose annotation is a path, and those of the command line."""
+    """Returns every parameter whose annotation is a path, and those of the command line."""
     found = [one for one, annotation, scope in _parameters() if _is_path(annotation, scope)]
     return [*found, *_of_verbs()]
 
 
 def unannotated() -> list[PathParameter]:
-    """Those that have the name of a path, and an annotation that does not say so."""
+    """Returns parameters with the name of a path and an annotation that does not say so."""
     return [
         one
         for one, annotation, scope in _parameters()
@@ -60,7 +60,7 @@ def unannotated() -> list[PathParameter]:
 
 
 def _parameters() -> Iterator[tuple[PathParameter, str, dict[str, Any]]]:
-    """Each parameter with the text of its annotation, and the names that the text may use."""
+    """Yields each parameter with its annotation and the names that the annotation may use."""
     seen = set()
     for owner, function, call in _functions():
         scope = getattr(inspect.unwrap(call), "__globals__", {})
@@ -73,12 +73,12 @@ def _parameters() -> Iterator[tuple[PathParameter, str, dict[str, Any]]]:
 
 
 def _functions() -> Iterator[tuple[str, str, Callable[..., Any]]]:
-    """Public functions and methods: what is before the name, the name, and the function."""
+    """Yields public functions and methods: the prefix of the name, the name, the function."""
     seen: list[object] = []
     for module in MODULES:
         try:
             home = importlib.import_module(module)
-        except ModuleNotFoundError:  # of an extra
+        except ModuleNotFoundError:  # the module needs an extra
             continue
         prefix = module.removeprefix("shmbuffer").removeprefix(".")
         before = f"{prefix}." if prefix else ""
@@ -94,11 +94,12 @@ def _functions() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 
 def _methods(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """What a user calls of a class; constructors of results, which the package makes, are not."""
+    """Yields the methods that users call. Constructors of results are left out."""
     for name in dir(cls):
         found = inspect.getattr_static(cls, name)
         found = getattr(found, "__func__", found)
-        if type(found).__module__.startswith("shmbuffer"):  # it stands for a method elsewhere
+        # it stands for a method of another class
+        if type(found).__module__.startswith("shmbuffer"):
             found = getattr(cls, name, None)
         is_public = not name.startswith("_") or name in _SPECIAL
         is_result = name == "__init__" and dataclasses.is_dataclass(cls)
@@ -108,7 +109,7 @@ def _methods(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _spread(parameter: inspect.Parameter, scope: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and annotations; ``**options: Unpack[Options]`` stands for those of ``Options``."""
+    """Yields names and annotations; ``**options: Unpack[Options]`` is replaced by its fields."""
     annotation = parameter.annotation
     text = "" if annotation is inspect.Parameter.empty else _text(annotation)
     if parameter.kind is inspect.Parameter.VAR_KEYWORD and text.startswith("Unpack["):
@@ -125,8 +126,9 @@ def _text(annotation: Any) -> str:
 
 
 def _is_path(annotation: str, scope: dict[str, Any]) -> bool:
-    """Whether a value of this type may be a path: one of a union, or what an alias stands for."""
-    expression = ast.parse(f"_({annotation})", mode="eval").body  # "*Types" is none by itself
+    """True if a value of this type may be a path, also as part of a union or by an alias."""
+    # "*Types" is no expression by itself
+    expression = ast.parse(f"_({annotation})", mode="eval").body
     assert isinstance(expression, ast.Call)
     return any(_holds_path(part, scope) for part in expression.args)
 
@@ -152,7 +154,7 @@ def _holds_path(node: ast.expr, scope: dict[str, Any]) -> bool:
 
 
 def _of_verbs() -> Iterator[PathParameter]:
-    """Arguments that are a directory or a file."""
+    """Yields arguments of commands that are a directory or a file."""
     for verb in VERBS:
         parser = argparse.ArgumentParser()
         importlib.import_module(f"shmbuffer.cli.{verb}").add_arguments(parser)

@@ -1,7 +1,7 @@
-"""Every public call that takes a path, in directories that somebody else has prepared.
+"""Every public call that takes a path, in directories that another user has prepared.
 
-Links, FIFOs, sockets, devices, other kinds of files, other owners, names of other programs, and
-permissions: in the place of the path and of each name that the call reads or makes.
+The traps are links, FIFOs, sockets, devices, other kinds of files, other owners, names of other
+programs, and permissions. They take the place of the path, and of each name that the call uses.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_a_call_that_is_wrong_is_noticed(
     monkeypatch: pytest.MonkeyPatch, trap: str, run: Callable[[Path], object], said: str
 ) -> None:
-    monkeypatch.setattr("tests.damage.trials.WATCHDOG_S", 2)  # what never ends needs no more
+    # a shorter limit is enough for a call that never ends
+    monkeypatch.setattr("tests.damage.trials.WATCHDOG_S", 2)
     monkeypatch.setitem(TABLE, "wrong", Call(run))
     (failure,) = failures([Trial("wrong", (Trap(trap),))], judge)
     assert said in failure
@@ -107,7 +108,7 @@ def test_a_campaign_draws_its_trials_by_their_seed() -> None:
 @pytest.mark.timeout(0)  # each call has a limit of its own
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_call_changes_nothing_of_others_and_ends(trap: str, full: bool) -> None:
-    """With ``--full`` every row in every place; else each row with one trap in one place."""
+    """``--full`` tries every row in every place. Otherwise each row gets one trap in one place."""
     names = [getattr(each, "values", (each,))[0] for each in TRAPS]
     at, draws = names.index(trap), random.Random(trap)
     trials = []

@@ -1,6 +1,6 @@
-"""What somebody else may put in the way of a call: in the place of a file, and around the path.
+"""Traps that another user may put in the way of a call: in the place of a file, or around the path.
 
-Nothing here is followed, waited for, changed or removed by a call that is right.
+A correct call does not follow, wait for, change or remove a trap.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tests.damage.hostile import STRANGER, bind_socket
 
 PRECIOUS = b"precious"
 InPlace = Callable[[Path, Path], None]
-"""Takes the place, and a directory outside with what is linked to."""
+"""Puts a trap in a place; also gets a directory outside with the targets of links."""
 Around = Callable[[Path, Path], None]
-"""Takes the path of the call, and a directory outside."""
+"""Puts traps around the path of the call; also gets a directory outside."""
 
 
 def make_away(away: Path) -> None:
-    """Makes the directory outside: a file and a directory that are nobody else's business."""
+    """Creates the directory outside, with a file and a directory that no call may touch."""
     (away / "folder").mkdir(parents=True)
     for path in (away / "precious", away / "folder" / "precious"):
         path.write_bytes(PRECIOUS)
@@ -28,7 +28,7 @@ def make_away(away: Path) -> None:
 
 
 def _cleared(place: Path, away: Path) -> Path:
-    """Moves what is at the place to where links may lead; it is what a reader expects there."""
+    """Moves an existing object at the place to the directory outside; returns a link target."""
     if not os.path.lexists(place):
         return away / "precious"
     target = away / f"moved {len(os.listdir(away))}"
@@ -73,7 +73,7 @@ def _a_socket(place: Path, away: Path) -> None:
 
 
 def _another_kind(place: Path, away: Path) -> None:
-    """A file in the place of a directory; else a directory with a file in it."""
+    """Puts a file in the place of a directory, or a directory with a file in any other place."""
     if _cleared(place, away).is_dir():
         place.write_bytes(PRECIOUS)
     else:
@@ -111,7 +111,7 @@ IN_PLACE: dict[str, InPlace] = {
     "kind": _another_kind,
 }
 FOLLOWED = ("a link", "a link to a directory", "a dangling link", "a link to itself")
-"""A link of this user's at the end of a path is followed, as SECURITY.md says."""
+"""Links of this user at the end of a path. They are followed, as SECURITY.md says."""
 ROOT_IN_PLACE: dict[str, InPlace] = {
     "an empty device": _device(3),
     "an endless device": _device(5),
@@ -123,7 +123,7 @@ ROOT_IN_PLACE: dict[str, InPlace] = {
 
 
 def guessable(path: Path) -> list[Path]:
-    """Names beside the path, and in it, that a program could take for its own temporary files."""
+    """Returns names beside the path, and in it, that a program could use for temporary files."""
     name, pid = path.name, os.getpid()
     beside = [f".{name}.{pid}", f"{name}.{pid}", f"{name}.tmp", f".{name}.tmp", f"{name}.kept"]
     beside += [f".{name}.{pid}.kept", f"{name}.lock", ".lock", f".{name}.shmbuffer-save"]
@@ -156,7 +156,7 @@ def _directories_beside(path: Path, away: Path) -> None:
 
 
 def _is_directory(path: Path) -> bool:
-    """Makes a directory if nothing is there, and returns whether one is."""
+    """Creates a directory if nothing is there; returns True if there is a directory."""
     if not os.path.lexists(path):
         path.mkdir()
     return path.is_dir() and not path.is_symlink()
@@ -194,7 +194,7 @@ def _above_of_a_stranger(path: Path, away: Path) -> None:
 
 
 def _of_a_stranger_whole(path: Path, away: Path) -> None:
-    """The path is a directory of another user, with links under every name that can be guessed."""
+    """Makes the path a directory of another user, with links under all guessable names."""
     _is_directory(path)
     _links_beside(path, away)
     for each in (path, *path.rglob("*")):
@@ -214,7 +214,7 @@ def _a_stranger_s_link_to_a_file(path: Path, away: Path) -> None:
 
 
 FREE = "nothing around"
-"""No trap: the call has to succeed."""
+"""The name of a scene without a trap, in which the call has to succeed."""
 AROUND: dict[str, Around] = {
     FREE: lambda path, away: None,
     "umask 0": lambda path, away: None,
@@ -235,4 +235,4 @@ ROOT_AROUND: dict[str, Around] = {
     "a stranger's link to a file, sticky": _a_stranger_s_link_to_a_file,
 }
 LIMITED = ("read-only above", "read-only")
-"""Root may write anywhere, so that these are tried without root's capabilities."""
+"""Traps that are tried without root's capabilities, because root may write anywhere."""

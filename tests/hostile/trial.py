@@ -1,12 +1,12 @@
-"""One trial: a scene with a trap, a call, and the judgement of what it did.
+"""A trial: a scene with a trap, a call, and the checks of the effects of the call.
 
     <base>/here/<path>       what the call is given, and what others put beside it
     <base>/away              victims: what links lead to
     <base>/aside             files that the call needs elsewhere
 
 A call succeeds, or raises an error of this package, an OSError or a ValueError that names the path.
-Whatever it answers, victims and files of others are as before, nothing was created outside, and
-others cannot write to what was created.
+In each case victims and files of others are unchanged, nothing was created outside, and other users
+cannot write to new files.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from tests.hostile.calls import TABLE, Call, RefusedError, aside
 PATH = "."
 """The place of the path itself."""
 scenes: Path | None = None
-"""Where scenes are made; a child that never ends leaves its own there."""
+"""The directory in which scenes are created. A child that hangs leaves its scene there."""
 _CAPABILITY_VERSION = 0x20080522
 _OTHER_NAMES = ("dump", "save", "load")
-"""Of ``dumps`` and ``loads``, which they call: more than the path itself is tried with those."""
+"""Other names of ``dumps`` and ``loads``. With these, only the path itself is tried."""
 _RANDOM = re.compile(r"[0-9a-f]{8,}")
 
 
 @dataclass(frozen=True)
 class Trap:
-    """A trap, and the place that it is in; the place is none for those around the path."""
+    """A trap and its place, which is empty for traps around the path."""
 
     name: str
     place: str = PATH
 
     def spring(self, path: Path, away: Path) -> None:
-        """Puts it there."""
+        """Puts the trap in its place."""
         if make := {**traps.IN_PLACE, **traps.ROOT_IN_PLACE}.get(self.name):
             for place in _places_at(path, self.place):
                 if _is_reachable(place, path):
@@ -74,7 +74,7 @@ class Trial(NamedTuple):
 
 
 def places(row: str, trap: str) -> list[str]:
-    """Where the trap is put in the way of this row."""
+    """Returns the places in which the trap can be put for this row."""
     if trap in traps.AROUND or trap in traps.ROOT_AROUND:
         return [PATH]
     if any(f".{name}(" in row for name in _OTHER_NAMES):
@@ -84,9 +84,9 @@ def places(row: str, trap: str) -> list[str]:
 
 @cache
 def _used_names(row: str) -> list[str]:
-    """Names that a call reads or makes, relative to the path; random parts are ``*``.
+    """Returns the names that a call uses, relative to the path; random parts are ``*``.
 
-    They are found once, by a call in a directory of its own that nothing else is in.
+    They are found once, by a call in an empty directory.
     """
     with tempfile.NamedTemporaryFile() as file:
 
@@ -105,7 +105,7 @@ def _used_names(row: str) -> list[str]:
 
 
 def judge(trial: Trial) -> None:
-    """Raises AssertionError where the call does what it must not; in a child of its own."""
+    """Makes the call in a child; raises AssertionError if it breaks a rule."""
     call = TABLE[trial.row]
     with _scene(call) as path:
         call.prepare(path)
@@ -127,11 +127,11 @@ def judge(trial: Trial) -> None:
 
 @contextmanager
 def _scene(call: Call) -> Iterator[Path]:
-    """The path for a call, in new directories."""
-    torch.set_num_threads(1)  # the threads of the process that was forked are not here
+    """Yields the path for a call, in new directories."""
+    torch.set_num_threads(1)  # threads of the parent do not exist in a forked process
     warnings.simplefilter("ignore")
     os.umask(0o22)
-    gc.freeze()  # what was there before is no garbage, and there are a million objects
+    gc.freeze()  # a million older objects are no garbage
     base = Path(tempfile.mkdtemp(prefix="shmbuffer-hostile-", dir=scenes))
     base.chmod(0o755)
     try:
@@ -164,13 +164,13 @@ def _places_at(path: Path, place: str) -> list[Path]:
 
 
 def _is_reachable(place: Path, path: Path) -> bool:
-    """Whether no other trap is on the way from the path to the place."""
+    """True if no other trap is on the way from the path to the place."""
     way = [each for each in place.parents if each.is_relative_to(path)]
     return all(each.is_dir() and not each.is_symlink() for each in way if os.path.lexists(each))
 
 
 def _is_followed(trap: Trap) -> bool:
-    """Whether the path is a link of this user's: then all that is new lies where it leads."""
+    """True if the path is a link of this user, so that new files are created at its target."""
     return trap.place == PATH and trap.name in traps.FOLLOWED
 
 
@@ -185,7 +185,7 @@ def _umask(umask: int) -> Iterator[None]:
 
 @contextmanager
 def _limited(is_limited: bool) -> Iterator[None]:
-    """Has permissions hold for root as they do for others: without effective capabilities."""
+    """Runs a block without effective capabilities, so that permissions apply to root as well."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)  # effective, permitted, inheritable, twice
@@ -214,7 +214,7 @@ def _error_of(call: Call, path: Path) -> Exception | None:
 
 
 def _require_answer(error: Exception | None, path: Path, call: Call, *, is_free: bool) -> None:
-    """Requires success, or an error for users that says where; success if no trap is there."""
+    """Requires success, or a clear error with the path; only success if there is no trap."""
     if error is None or (call.error is not None and isinstance(error, call.error)):
         return
     is_for_users = isinstance(error, ShmBufferError | OSError | ValueError | RefusedError)
@@ -228,10 +228,10 @@ def _require_answer(error: Exception | None, path: Path, call: Call, *, is_free:
 
 
 class _Before:
-    """What was there before a call: victims, files of others, and names outside.
+    """The state before a call: victims, files of others, and names outside.
 
-    A file in a place that the call writes to may be replaced by a new one, as every save replaces
-    files of the same names. It is not written to, and nothing else is replaced.
+    A call may replace a file in a place to which it writes, as every save replaces files with the
+    same names. It may not write to the old file, and may not replace other files.
     """
 
     def __init__(self, path: Path, away: Path, taken: set[Path], *, is_followed: bool) -> None:
@@ -247,7 +247,7 @@ class _Before:
         }
 
     def require_unchanged(self) -> None:
-        """Raises AssertionError with the first thing that was changed."""
+        """Raises AssertionError with the first change that it finds."""
         victims = _tree(self._away)
         for name, one in self._victims.items():
             if self._is_followed and one[-1] != traps.PRECIOUS:
@@ -269,12 +269,12 @@ class _Before:
 
 
 def _is_of_others(found: tuple[Any, ...], away: Path) -> bool:
-    """Whether it is a file of another program, or a link that another program made."""
+    """True if this is a file of another program, or a link that another program made."""
     return found[-1] == traps.PRECIOUS or str(found[-1]).startswith(str(away))
 
 
 def _tree(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """Everything below a folder: mode, owner, and content or target."""
+    """Returns the mode, the owner, and the content or target of everything below a folder."""
     found: dict[str, tuple[Any, ...]] = {}
     for each in sorted(folder.rglob("*")):
         info = os.lstat(each)
