@@ -11,7 +11,7 @@ from tests.memory.rows import schema, write
 
 @pytest.fixture
 def engine(fast_path: Path) -> Iterator[Engine]:
-    """Eight slots, full of the items 0 to 7."""
+    """A buffer of eight slots with the items 0 to 7."""
     with Engine.open(fast_path / "buffer", Settings(capacity=8, alpha=1.0)) as engine:
         write(engine.define(schema()), range(8))
         yield engine

@@ -1,7 +1,7 @@
-"""A collector and a learner in processes of their own, who do one thing at a time when told to.
+"""Players: collectors and learners in their own processes, which execute single orders of a test.
 
-A player answers each order with what came of it, or stays in the call that it was told to make:
-then the test looks at the registry until that says what it waits for.
+A player answers each order with its result, or stays in the call that it was told to make. In the
+second case the test reads the registry until it shows what the player waits for.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ T = TypeVar("T")
 
 
 class Answer(NamedTuple):
-    """What came of an order."""
+    """The result of an order."""
 
     numbers: list[int]
     error: BaseException | None
     said: list[str]
-    """By the logger ``shmbuffer.flow``."""
+    """Messages of the logger ``shmbuffer.flow``."""
 
 
 class Waits(NamedTuple):
-    """Somebody who waits, as `inspect` shows it."""
+    """A waiting client, as `inspect` shows it."""
 
     pid: int
     text: str
 
 
 class Player:
-    """A process with a handle of its own; it ends with the block, one way or another.
+    """A process with its own handle, which ends with the block in any case.
 
     Attributes:
-        did: numbers of the items that it wrote or drew, as it has reported them.
+        did: numbers of the items that it has written or drawn, as it has reported them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,11 +68,11 @@ class Player:
         assert self._pipe.recv() == "ready"
 
     def tell(self, what: str, *args: Any, **kwargs: Any) -> None:
-        """Gives an order and does not wait for it: `answer` does."""
+        """Gives an order without waiting for the result, which `answer` returns."""
         self._pipe.send((what, args, kwargs))
 
     def heard(self) -> bool:
-        """Whether there is an answer."""
+        """True if there is an answer."""
         return self._pipe.poll()
 
     def answer(self) -> Answer:
@@ -86,7 +86,7 @@ class Player:
         return self.answer()
 
     def done(self, what: str, *args: Any, **kwargs: Any) -> list[int]:
-        """Does it, and fails if that failed."""
+        """Gives an order, waits for the result, and fails if the order failed."""
         answer = self.do(what, *args, **kwargs)
         if answer.error is not None:
             raise answer.error
@@ -98,7 +98,7 @@ class Player:
         return error
 
     def waits(self) -> str:
-        """Waits until it waits, and says for which client."""
+        """Waits until the player waits, and returns the client for which it waits."""
         return until(lambda: next((w.text for w in waits(self._path) if w.pid == self.pid), None))
 
     def signal(self, number: int) -> None:
@@ -115,12 +115,12 @@ class Player:
             self.ended = True
 
     def died(self) -> None:
-        """Waits until it has killed itself."""
+        """Waits until the player has killed itself."""
         assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == -signal.SIGKILL
         self.ended = True
 
     def stopped(self) -> None:
-        """Waits until it has stopped itself."""
+        """Waits until the player has stopped itself."""
         os.waitpid(self.pid, os.WUNTRACED)
 
     def __enter__(self) -> Self:
@@ -132,12 +132,12 @@ class Player:
 
 
 def waits(path: Path) -> list[Waits]:
-    """Clients that wait now."""
+    """Returns the clients that are waiting now."""
     return [Waits(one["pid"], one["text"]) for one in inspect(path)["waits"]]
 
 
 def until(look: Callable[[], T | None]) -> T:
-    """Looks until there is something to see."""
+    """Calls a function until its result is not None."""
     give_up = time.monotonic() + 50
     while (seen := look()) is None:
         assert time.monotonic() < give_up, "it never came to that"
@@ -160,7 +160,7 @@ class _Heard(logging.Handler):
 
 
 def _play(path: Path, pipe: Connection) -> None:
-    """The life of a player."""
+    """Runs in the process of a player until it ends."""
     status = 1
     try:
         torch.set_num_threads(1)
@@ -196,7 +196,7 @@ def _extend_and_stop(buffer: ReplayBuffer, first: int, count: int, point: str) -
 
 
 def _extend_and_die(buffer: ReplayBuffer, first: int, count: int, point: str) -> list[int]:
-    """Is killed at a crash point of the write."""
+    """Kills the process at a crash point of the write."""
     _core.arm(point, "kill")
     return _extend(buffer, first, count)
 
@@ -209,7 +209,7 @@ def _sample(buffer: ReplayBuffer, count: int, **kwargs: Any) -> list[int]:
 
 
 def _sample_and_stop_while_reading(buffer: ReplayBuffer, count: int) -> list[int]:
-    """What was taken out of a queue is not copied before somebody lets us go on."""
+    """Takes items from a queue, and stops before they are copied."""
     read = drawing._held
 
     def stopped(*args: Any) -> Any:
@@ -224,7 +224,7 @@ def _sample_and_stop_while_reading(buffer: ReplayBuffer, count: int) -> list[int
 
 
 def _fork_beside_a_waiting_thread(buffer: ReplayBuffer, number: int) -> list[int]:
-    """A thread writes and so does a forked child; both have to wait."""
+    """Writes in a thread and in a forked child, both of which have to wait."""
     storage = buffer.storage
     assert isinstance(storage, RingBacked)
     writing = threading.Thread(target=buffer.extend, args=(items(number, 1),))
@@ -243,7 +243,7 @@ def _fork_beside_a_waiting_thread(buffer: ReplayBuffer, number: int) -> list[int
 
 
 def _standing(buffer: ReplayBuffer) -> list[int]:
-    """What this handle leaves in the registry while it is in no call."""
+    """Returns the values of this handle in the registry while it is in no call."""
     storage = buffer.storage
     assert isinstance(storage, RingBacked)
     control = engine_of(storage).seat.control
@@ -252,7 +252,7 @@ def _standing(buffer: ReplayBuffer) -> list[int]:
 
 
 def _constants(_: ReplayBuffer, **changed: float) -> list[int]:
-    """Of `shmbuffer.memory.flow.waiting` and `sides`: how long what takes."""
+    """Changes waiting times in `shmbuffer.memory.flow.waiting` and `sides`."""
     for name, seconds in changed.items():
         module = sides if name == "ALONE_S" else waiting
         assert isinstance(getattr(module, name), float)

@@ -1,4 +1,4 @@
-"""Collectors and learners are killed all the time: each consumer acknowledges each item once."""
+"""Collectors and learners are killed all the time; each consumer acknowledges each item once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _collects(path: Path) -> None:
 
 
 def _learns(path: Path, name: str, told: int, seed: int) -> None:
-    """Says each ticket before it acknowledges it, and after: one record is one write of a pipe."""
+    """Reports each ticket before and after its acknowledgement, with one write to a pipe each."""
     draws = random.Random(seed)
     with Engine.open(path, None) as engine:
         consumer = ring_of(engine).consumers.open(name)
@@ -91,7 +91,8 @@ def test_each_item_is_acknowledged_once_by_each_consumer(tmp_path: Path) -> None
             one for one in ring_of(engine).consumers.status() if one.name == consumer.name
         )
         assert status.behind == status.held == 0
-        # Who was killed between the acknowledgement and its word has said only that it began.
+        # A learner that was killed between the acknowledgement and its report has reported only the
+        # start.
         acknowledged = status.acked
         assert len(done[which]) + len(rest) <= acknowledged
         assert acknowledged <= len(set(about[which]) | rest)

@@ -1,4 +1,4 @@
-"""A client that becomes another program (execve) is dead, although its pid lives on."""
+"""A client that becomes another program (execve) is dead, although its pid is still in use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ become(SLEEPER)
 
 @contextmanager
 def became(engine: Engine, source: str) -> Iterator[Program]:
-    """A client that runs ``source``, at whose end it has become a program that waits for a line."""
+    """Starts a client that runs ``source`` and then becomes a program that waits for a line."""
     with Program.python(BEGIN + source, engine.path) as client:
         client.line()
         yield client
@@ -93,7 +93,7 @@ def test_a_buffer_whose_last_client_became_another_program_is_recovered(engine: 
 
 
 def test_a_program_that_closes_descriptors_that_are_not_its_own_stays_alive(engine: Engine) -> None:
-    """Its lock is gone, but it still maps the buffer and fills its slots."""
+    """The lock is gone, but the process still maps the buffer and fills its slots."""
     source = """
 engine = Engine.open(sys.argv[1], None)
 ring = ring_of(engine)

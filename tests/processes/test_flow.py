@@ -1,7 +1,6 @@
 """Flow control between processes that die, stop and come back, one step at a time.
 
-What the two sides report that they did is what the ratio is computed from here; no step depends on
-how long anything takes.
+The ratio is computed from the operations that both sides report. No step depends on timing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ AGO = r"\d+ (ms|s)"
 
 
 class Stage:
-    """One buffer, and players who come and go."""
+    """A buffer, and players that join and leave."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +46,7 @@ class Stage:
         return self.everybody[-1]
 
     def extend(self, collector: Player, count: int = 1, **kwargs: object) -> None:
-        """Orders it; see `Player.tell`."""
+        """Orders a collector to write, without waiting for the result; see `Player.tell`."""
         collector.tell("extend", self.next_number, count, **kwargs)
         self.next_number += count
 
@@ -56,7 +55,7 @@ class Stage:
         assert collector.answer().error is None
 
     def until_limited(self, collector: Player, count: int = 1) -> None:
-        """Writes for as long as there is something to write; the last order is left waiting."""
+        """Writes until the limiter makes the collector wait in the last order."""
         while True:
             self.extend(collector, count)
             if not until(lambda: self._comes_back_or_waits(collector)):
@@ -91,7 +90,7 @@ def limiter(**changes: object) -> RateLimiter:
 
 
 def balance(inserted: int, drawn: int) -> int:
-    """As the programs have it: what they wrote and what they drew."""
+    """Returns the balance of the items that the programs have written and drawn."""
     return (inserted - MIN_SIZE) * RATIO - drawn
 
 
@@ -117,7 +116,7 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
         assert inspect(stage.path)["counters"]["samples_ahead"] == ahead
         return ahead
 
-    # Before anything is there, the learner waits, and says so.
+    # Before there are any items, the learner waits and reports this.
     learner.tell("sample", 4)
     says(
         learner.waits(),
@@ -127,7 +126,7 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     assert learner.answer().error is None
     assert within() == -4
 
-    # A fast collector, and a learner that does nothing.
+    # A fast collector, and a learner that does nothing
     stage.until_limited(collector)
     text = (
         rf"extend waits: 4 samples per insert wanted, 1\.33 seen; the only learner, pid "
@@ -147,7 +146,7 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
         rf"{learner.pid}, last sampled {AGO} ago; after 0\.05 s nothing was changed",
     )
 
-    # Swapped: a fast learner, and a collector that does nothing.
+    # The opposite: a fast learner, and a collector that does nothing
     stage.sampled_until_limited(learner)
     says(
         learner.waits(),
@@ -173,12 +172,12 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     until(lambda: "there is no learner" in collector.waits() or None)
     learner = stage.player()
     learners.append(learner)
-    assert collector.waits().endswith("there is no learner")  # it has done nothing yet
+    assert collector.waits().endswith("there is no learner")  # the learner has not sampled yet
     learner.done("sample", 4)
     assert collector.answer().error is None
     within()
 
-    # The collector is stopped: it is alive, and the learner says what it is.
+    # The collector is stopped. It is alive, and the learner reports its state.
     stage.sampled_until_limited(learner)
     collector.stop()
     until(lambda: "stopped" in learner.waits() or None)
@@ -192,7 +191,7 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     assert learner.answer().error is None
     within()
 
-    # It is killed in the middle of a write: nothing of that counts.
+    # The collector is killed in the middle of a write, which does not count.
     stage.sampled_until_limited(learner)
     ahead = within()
     stage.next_number += 1
@@ -212,7 +211,7 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     assert learner.answer().error is None
     within()
 
-    # All are killed. What keeps them in step is what it was, and so is the balance.
+    # All processes are killed. The limiter and the balance stay.
     ahead = within()
     for player in (collector, learner):
         player.kill()
@@ -224,7 +223,7 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     stage.sampled_until_limited(learner)
     within()
 
-    # Both sides wait, one after the other, when somebody changes the rate.
+    # Both sides wait, one after the other, when the rate is changed.
     assert main(["set", str(stage.path), "samples_per_insert=2"]) == 0
     assert "samples_per_insert" in capsys.readouterr().out
     assert learner.answer().error is None
@@ -235,7 +234,7 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
 
 
 def phases(stage: Stage) -> dict[int, str]:
-    """What every client is at, by its process."""
+    """Returns the phase of every client by its pid."""
     return {one["pid"]: one["phase"] for one in inspect(stage.path)["clients"]}
 
 
@@ -282,7 +281,7 @@ def test_a_side_that_is_killed_is_waited_for_passed_by_or_an_error(
                     learner.done("sample", 4)
     assert inspect(stage.path)["counters"]["samples_ahead"] == ahead
 
-    other = stage.player()  # takes the place of the dead one, and the ratio is where it was
+    other = stage.player()  # takes the place of the dead learner, with the same ratio
     if killed == "learner":
         other.done("sample", 4)
     else:

@@ -1,4 +1,4 @@
-"""Forks that Python does not know of, pools, daemons: each process with a place of its own."""
+"""Forks in C, process pools and daemons: each process has an entry of its own."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_child_of_a_fork_in_c_removes_nothing_at_its_end(tmp_path: Path) -> No
 def test_a_copy_of_its_lock_in_a_child_of_a_fork_in_c_makes_nobody_immortal(
     engine: Engine,
 ) -> None:
-    """Within a pid namespace the pid says more than the lock."""
+    """Within a pid namespace, the pid is better evidence than the lock."""
 
     def stay(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -163,7 +163,7 @@ def test_a_process_that_is_ended_in_its_work_leaves_whole_items(engine: Engine, 
 
 
 def test_a_daemon_goes_on_when_those_who_made_it_have_ended(engine: Engine) -> None:
-    """Fork, setsid, fork: the classic way away from a terminal."""
+    """Fork, setsid, fork: the classic way to detach from a terminal."""
     source = """
 import os, sys
 from shmbuffer.memory import Engine

@@ -1,4 +1,4 @@
-"""A terminal and a service manager send a signal to a whole group of processes at once."""
+"""A terminal or a service manager sends a signal to a whole group of processes at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the system refuses a process: another user's files, memory and files that are too large.
+"""Resources that the system refuses: files of another user, memory, and large files.
 
-And a copy by hard links. Each error says what it was, where, and what to do.
+One test copies a buffer by hard links. Each error names the resource, the place and a remedy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def made(path: Path, items: int) -> TensorDictReplayBuffer:
 def refused(
     call: Callable[[], object], kind: type[Exception], text: str, *, after: Callable[[], None]
 ) -> None:
-    """In a process of its own, which gives something up first."""
+    """Makes a call that fails, in a process that first gives up a right or a resource."""
 
     def body() -> None:
         after()

@@ -1,4 +1,4 @@
-"""Who may look into a directory: root, and whoever may read its files. Nothing in it changes."""
+"""Users who may inspect a directory: root, and users who may read its files. Nothing changes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def be(user: int) -> None:
 
 
 def by(user: int, body: Callable[[], None]) -> None:
-    """Runs ``body`` in a process of that user, which has to come to its end."""
+    """Runs ``body`` in a process of that user, which has to succeed."""
 
     def run() -> None:
         be(user)
@@ -86,13 +86,13 @@ def give(path: Path, owner: int = OWNER, group: int = GROUP) -> None:
 
 
 def allow_group(path: Path) -> None:
-    """As `chmod -R g+rX` does."""
+    """Changes permissions like `chmod -R g+rX`."""
     for one in (path, *path.rglob("*")):
         one.chmod(stat.S_IMODE(one.stat().st_mode) | (0o050 if one.is_dir() else 0o040))
 
 
 def facts(path: Path) -> dict[str, tuple[int, ...]]:
-    """Mode, owner, size and times of everything, to see that nothing was changed."""
+    """Returns mode, owner, size and times of all files, to compare them later."""
     found = {str(one): one.lstat() for one in (path, *path.rglob("*"))}
     return {
         name: (one.st_mode, one.st_uid, one.st_size, one.st_mtime_ns, one.st_ctime_ns)
@@ -108,7 +108,7 @@ def public(fast_path: Path) -> Path:
 
 @pytest.fixture
 def theirs(public: Path) -> Path:
-    """A buffer of another user, which every process has left."""
+    """A buffer of another user, which is not in use."""
     path = public / "theirs"
     with items.create(path, 8) as engine:
         items.write(engine, range(12))
@@ -118,7 +118,7 @@ def theirs(public: Path) -> Path:
 
 @contextmanager
 def writing(path: Path, *, checksum: bool = True) -> Iterator[None]:
-    """Another user writes and does not stop; the ring is full."""
+    """Runs a process of another user that writes all the time to a full ring."""
     options = replace(SETTINGS, capacity=4096, checksum=checksum)
     ready, told = os.pipe()
 
@@ -135,14 +135,14 @@ def writing(path: Path, *, checksum: bool = True) -> Iterator[None]:
             for number in itertools.count(options.capacity):
                 write(ring, [number])
 
-    # What is imported late is imported here: the other user may not read this environment.
+    # Lazy imports are done here, because the other user may not read this environment.
     with Engine.open(path, options) as engine:
         fill(engine)
     shutil.rmtree(path)
     path.mkdir()
     os.chown(path, OWNER, OWNER)
     pid = fork(body)
-    os.close(told)  # so that the death of the writer is seen
+    os.close(told)  # so that the death of the writer is noticed
     try:
         assert os.read(ready, 1) == b"x", "the writer failed; its traceback is above"
         yield
@@ -186,7 +186,7 @@ def test_a_buffer_that_another_user_writes_is_read_without_a_lock(
 
     with writing(path):
         monkeypatch.setattr(fcntl, "flock", watched)
-        # Files that were made are found again: a lock file of ours would be one more.
+        # New files would be found, such as a lock file of this process.
         known = sorted(contents(path))
         assert main(command(verb, path, tmp_path / "out")) == exits.DONE
         assert sorted(contents(path)) == known
@@ -195,7 +195,7 @@ def test_a_buffer_that_another_user_writes_is_read_without_a_lock(
 
 @only_root
 def test_items_are_whole_in_a_copy_of_a_ring_that_is_written_meanwhile(public: Path) -> None:
-    # Without checksums, so that the slot words alone have to tell.
+    # Without checksums, only the slot words show changes.
     for checksum in (False, True):
         path = public / f"live {checksum}"
         with writing(path, checksum=checksum):
@@ -337,7 +337,8 @@ def test_new_files_are_for_their_owner_until_the_owner_lets_the_group_read(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "buffer"
-    path.mkdir(mode=0o755)  # by the user: that others may list it was not meant for the files
+    # the user wants to list the directory, and did not decide about the files
+    path.mkdir(mode=0o755)
     with items.create(path, 8) as engine:
         items.write(engine, [1])
     found = modes(path)
@@ -354,7 +355,7 @@ def test_new_files_are_for_their_owner_until_the_owner_lets_the_group_read(
         "later": 0o750,
         "later/one": 0o640,
         "later/two": 0o640,
-        # whoever may open a lock file may lock it
+        # a user who may open a lock file may lock it
         ".shmbuffer/new.lock": 0o600,
     }
 
@@ -392,7 +393,7 @@ def test_a_trap_in_the_place_of_a_file_of_another_user_is_refused(
         place.hardlink_to(kept)
     else:
         try:
-            os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # endless zeros
+            os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # has no end
         except PermissionError:
             pytest.skip("no device files can be made here")
     os.chown(place, OWNER, OWNER, follow_symlinks=False)
@@ -430,7 +431,7 @@ def test_a_file_that_is_cut_off_while_it_is_copied_is_an_error(
 def test_no_number_of_another_user_leads_behind_the_end_of_a_file(theirs: Path) -> None:
     ledger = theirs / layout.LEDGER
     page = bytearray(ledger.read_bytes())
-    page[:] = b"\xff" * len(page)  # eight consumers, with everything that they could have
+    page[:] = b"\xff" * len(page)  # eight consumers with all possible items
     ledger.write_bytes(page)
     assert inspect(theirs)["consumers"] == []
     assert "ledger" in check(theirs).problems[0]

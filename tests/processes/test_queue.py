@@ -1,4 +1,4 @@
-"""A queue between processes: items come out in order, as often as they may, through any death."""
+"""A queue between processes: items come out in order, as often as allowed, after any death."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_item_comes_out_once_and_in_order_while_collectors_are_killed(
     random_one = random.Random(seed)
     collectors, learner = [stage.player() for _ in range(3)], stage.player()
     begun: list[list[int]] = []  # batches, in the order in which they were begun
-    sure: list[int] = []  # that were reported as written
+    sure: list[int] = []  # batches that were reported as written
     for step in range(24):
         at = random_one.randrange(3)
         first, count = 10 * step, random_one.randint(1, 3)
@@ -55,7 +55,8 @@ def test_every_item_comes_out_once_and_in_order_while_collectors_are_killed(
         while queued(stage) + 3 > CAPACITY:
             left = queued(stage)
             answer = learner.do("sample", 1, timeout=0)
-            assert answer.error is None or queued(stage) < left  # what was left was of the dead
+            # the dead process left the remaining items
+            assert answer.error is None or queued(stage) < left
     while learner.do("sample", 1, timeout=0).error is None:
         pass
     assert learner.did == sorted(set(learner.did))
@@ -143,7 +144,7 @@ def test_emptying_lets_both_sides_go_on(stage: Stage) -> None:
 
 
 def test_a_queue_that_is_full_of_gaps_says_that_less_can_come_out(stage: Stage) -> None:
-    """Else the learner would wait for writers, who wait for it."""
+    """Otherwise the learner would wait for writers that wait for the learner."""
     collector, learner = stage.player(), stage.player()
     collector.done("extend", 0, 2)
     dying = stage.player()

@@ -1,7 +1,7 @@
 """The directory of a buffer is removed, or moved, under processes that use it.
 
-A process that writes, draws, weighs or waits checks once a second that it is there; each loop
-below ends with the error.
+A process that writes, draws, weighs or waits checks once a second that the directory exists. Each
+loop below ends with the error.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_each_call_of_a_removed_buffer_ends_in_the_same_error(
 
 @pytest.fixture
 def path(fast_path: Path) -> Path:
-    """Eight slots, full."""
+    """The path of a buffer with eight slots, all full."""
     path = fast_path / "buffer"
     with Engine.open(path, Settings(capacity=8)) as engine:
         write(engine.define(schema()), range(8))
@@ -113,7 +113,7 @@ def path(fast_path: Path) -> Path:
 
 @pytest.fixture
 def shared(fast_path: Path) -> Path:
-    """The same, for players."""
+    """The path of such a buffer for players."""
     path = fast_path / "buffer"
     storage = LazyMemmapStorage(8, scratch_dir=path, shared_init=True)
     TensorDictReplayBuffer(storage=storage).extend(items(0, 8))
@@ -208,7 +208,7 @@ def test_a_directory_that_is_moved_goes_on_and_only_a_flush_misses_it(path: Path
         shutil.rmtree(removed)
         ring = ring_of(engine)
         until_refused(lambda: (write(ring, [8]), write(ring_of(later), [1])))
-        write(ring, [9])  # a look at the one that was moved was due before
+        write(ring, [9])  # the check of the moved directory was due before
         sample(ring, 4)
         with Engine.open(moved, None) as other:
             assert contents(ring_of(other)) == contents(ring)
@@ -236,7 +236,7 @@ def test_a_failed_look_for_the_directory_proves_nothing(path: Path) -> None:
     with Engine.open(path, None) as engine, Engine.open(later, Settings(capacity=8)) as timer:
         write(timer.define(schema()), [1])
         ring = ring_of(engine)
-        engine.seat.backing.close()  # there is nothing to look from
+        engine.seat.backing.close()  # there is no directory to check
         shutil.rmtree(later)
         until_refused(lambda: (write(ring, [8]), write(ring_of(timer), [1])))
         write(ring, [9])

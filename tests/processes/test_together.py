@@ -1,4 +1,4 @@
-"""Threads and processes at once on one buffer, and two copies of the library in one process."""
+"""Threads and processes use one buffer at once, and a process loads two copies of the library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS = 60
 
 
 def in_threads(works: list[Callable[[], None]]) -> None:
-    """Runs each in a thread; an error of one is an error here."""
+    """Runs each function in a thread, and raises the first error."""
     errors: list[BaseException] = []
 
     def guarded(work: Callable[[], None]) -> None:
@@ -105,7 +105,7 @@ input()
 def test_two_copies_of_the_library_in_one_process_have_places_of_their_own(
     engine: Engine, tmp_path: Path
 ) -> None:
-    """What one closes is not the other's: the lock that says that a client lives, above all."""
+    """A copy that closes must not release the other one's locks, above all its liveness lock."""
     package = Path(shmbuffer.__file__).parent
     shutil.copytree(package, tmp_path / "shmbuffer")
     with Program.python(TWO_COPIES, engine.path, package.parent, tmp_path) as both:
