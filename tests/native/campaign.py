@@ -1,8 +1,8 @@
-"""The C core under every sanitizer that is here, and how many of its branches the tests take.
+"""Runs the C core under every available sanitizer, and counts the branches that tests take.
 
     python -m tests.native.campaign --seconds 60 --seed 1
 
-Half an hour and more are enough for the branches, too.
+Branches are counted only if there is half an hour or more.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tests.native.program import RELINK, FoundError, build, missing_tool, run
 from tests.native.scenarios import shake
 from tests.torture.command import main
 
-#: Shares of the time.
+#: Shares of the time for each flavour.
 FLAVOURS = {"thread": 0.35, "address": 0.2, "leak": 0.1, "valgrind": 0.15, "plain": 0.1}
 RELINKED = 0.1
 WITH_BRANCHES_FROM_S = 1800
 
 
 def campaign(seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, int | float]:
-    """Run the stress program under each sanitizer, then count branches if there is time.
+    """Runs the stress program under each sanitizer, then counts branches if there is time.
 
     Raises:
-        FoundError: what a sanitizer or the program itself found.
+        FoundError: a sanitizer or the program itself found a fault.
     """
     counts: Counter[str] = Counter()
     for flavour, share in FLAVOURS.items():

@@ -12,7 +12,7 @@ Folder = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """Where the programs of a flavour are built; skips where a tool is missing."""
+    """Returns the folder with the programs of a flavour; skips the test if a tool is missing."""
     folders: dict[str, Path] = {}
     missing: dict[str, str | None] = {}
 

@@ -1,4 +1,4 @@
-"""Which branches of the C core the tests take: the counters of gcov, added up over all programs.
+"""Counts the branches of the C core that the tests take, with gcov, over all programs.
 
 python -m tests.native.coverage [--missing] [--keep] [arguments of pytest]
 """
@@ -22,7 +22,7 @@ ROOT = HERE.parents[1]
 TREE = ROOT / "build" / "coverage"
 SUITES = ("tests/memory", "tests/crash")
 
-# What ends without atexit writes its counters first.
+# Processes that end without atexit write their counters first.
 SITECUSTOMIZE = """
 import ctypes, os, sys
 
@@ -37,14 +37,14 @@ os._exit = flush_and_exit
 
 @dataclass
 class Source:
-    """One file of the core: how often each branch of a line was taken."""
+    """Counts of the branches on each line of one source file of the core."""
 
     path: Path
     branches: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, line: int, counts: list[int]) -> None:
         known = self.branches.setdefault(line, counts)
-        if len(known) < len(counts):  # a crash point is a call in the stress program
+        if len(known) < len(counts):  # a crash point is a function call in the stress program
             self.branches[line] = counts
         elif len(known) == len(counts):
             self.branches[line] = [a + b for a, b in zip(known, counts, strict=True)]
@@ -62,7 +62,7 @@ class Source:
 
 
 def build_core() -> None:
-    """The extension with counters, and a copy of the tests beside it."""
+    """Builds the extension with counters, and copies the tests to the folder beside it."""
     shutil.rmtree(TREE, ignore_errors=True)
     TREE.mkdir(parents=True)
     subprocess.run(
@@ -81,13 +81,13 @@ def build_core() -> None:
 
 
 def run_suites(arguments: Iterable[str]) -> int:
-    """pytest over the tree; its exit status."""
+    """Runs pytest in the copied tree; returns its exit status."""
     command = [sys.executable, "-m", "pytest", "--timeout=300", *arguments]
     return subprocess.run(command, cwd=TREE, env=os.environ | {"PYTHONPATH": str(TREE)}).returncode
 
 
 def run_programs(rounds: int) -> None:
-    """The stress program in every scenario, and every case of the corners."""
+    """Runs the stress program in every scenario, and every case of the corners."""
     folder = TREE / "programs"
     folder.mkdir(exist_ok=True)
     stress, corners = build("coverage", folder), build("coverage", folder, program=CORNERS)
@@ -99,7 +99,7 @@ def run_programs(rounds: int) -> None:
 
 
 def read_counters() -> dict[str, Source]:
-    """By file name, over all objects that were compiled with counters."""
+    """Returns the counts by file name, summed over all objects with counters."""
     sources = {path.name: Source(path) for path in sorted(CORE.rglob("*.[ch]"))}
     for data in sorted(TREE.rglob("*.gcda")):
         command = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(data)]
@@ -126,7 +126,7 @@ def report(sources: dict[str, Source], missing: bool) -> None:
 
 
 def figures(sources: dict[str, Source]) -> tuple[int, int]:
-    """Branches that were taken, and all."""
+    """Returns the number of branches that were taken, and of all branches."""
     return sum(s.taken for s in sources.values()), sum(s.all for s in sources.values())
 
 

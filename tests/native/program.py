@@ -1,7 +1,7 @@
-"""The C core in a program of its own: compiled under a sanitizer, with faults put in if asked for.
+"""Builds and runs the C core as a program, under a sanitizer and with faults if requested.
 
-A program is the core's sources that need no Python, and sources of this package. Where a tool is
-missing, `missing_tool` says which, for a skip by name.
+A program consists of the sources of the core that do not need Python, and of sources in this
+package. `missing_tool` names a tool that is missing, so that a test can be skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CORE = ROOT / "shmbuffer" / "_native"
 OBJECTS = ROOT / "build" / "objects"
-#: By name those that need no Python, but for `crashpoint`: points.h has other crash points.
+#: Sources that need no Python, by name. `crashpoint` is left out, because points.h replaces it.
 SOURCES = {
     path.stem: path
     for folder in ("core", "tables")
@@ -33,7 +33,7 @@ CORNERS = ("corners", "world")
 RELINK = ("relink", "world", "writing", "reading")
 COMPILER = os.environ.get("CC", "gcc")
 WARNINGS = ("-Wall", "-Wextra", "-Wshadow", "-Wvla", "-Wno-unused-parameter")
-TIMEOUT_S = 300  # a program that still runs then hangs
+TIMEOUT_S = 300  # a program that runs longer than this hangs
 
 Counts = dict[str, int]
 
@@ -43,11 +43,11 @@ class Flavour:
     """A way to build and run a program.
 
     Attributes:
-        flags: of the compiler, for every source and the link.
-        settings: environment of the run.
-        command: what the program is run by.
-        deaths: whether threads may die in it.
-        rounds: of the stress program, for a run of about a second.
+        flags: compiler flags for every source and for linking.
+        settings: environment variables of the run.
+        command: the command that runs the program.
+        deaths: whether threads may die in the program.
+        rounds: number of rounds of the stress program in about a second.
     """
 
     flags: tuple[str, ...] = ()
@@ -58,18 +58,18 @@ class Flavour:
 
 
 ADDRESS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-# Deaths leave memory of the dead thread behind, so leaks are looked for where nobody dies.
+# A dead thread leaks its memory, so leaks are searched only in runs without deaths.
 FLAVOURS = {
     "plain": Flavour(("-O2",)),
     "thread": Flavour(
-        # gcc warns that fences are not known: points.h says what that means.
+        # gcc warns that it does not support fences; see points.h
         ("-O1", "-fsanitize=thread", "-Wno-tsan"),
         {"TSAN_OPTIONS": "halt_on_error=1"},
     ),
     "address": Flavour(
         ADDRESS, {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     ),
-    # A program of "address" can be run as one of "leak".
+    # A program that was built for "address" can be run as "leak".
     "leak": Flavour(ADDRESS, {"ASAN_OPTIONS": "detect_leaks=1"}, deaths=False),
     "coverage": Flavour(("-O0", "--coverage", "-fprofile-update=atomic")),
     "valgrind": Flavour(
@@ -82,20 +82,20 @@ FLAVOURS = {
 
 
 def corner_cases() -> list[str]:
-    """Names of the cases in corners.c."""
+    """Returns the names of the cases in corners.c."""
     return re.findall(r'^    \{"(\w+)", \w+\},$', (HERE / "corners.c").read_text(), re.MULTILINE)
 
 
 class CompileError(Exception):
-    """The compiler has refused a source."""
+    """The compiler has rejected a source."""
 
 
 class FoundError(AssertionError):
-    """What a program, or what watched it, said against the core; with the command that said so."""
+    """A program or its sanitizer found a fault in the core. The message has the command."""
 
 
 def missing_tool(flavour: str, folder: Path) -> str | None:
-    """The name of a tool that this flavour needs and that does not work here."""
+    """Returns the name of a tool that this flavour needs and that does not work here."""
     chosen = FLAVOURS[flavour]
     if chosen.command and not shutil.which(chosen.command[0]):
         return chosen.command[0]
@@ -118,13 +118,13 @@ def build(
     edits: Iterable[tuple[str, str, str]] = (),
     program: tuple[str, ...] = STRESS,
 ) -> Path:
-    """Compile a program into ``folder`` and return its path.
+    """Compiles a program into ``folder`` and returns its path.
 
     Args:
         flavour: a name in `FLAVOURS`.
-        folder: for the program, and what is compiled of edited sources; exists.
-        edits: (source, what stands there once, what shall stand there) of the core, for this
-            program alone.
+        folder: existing folder for the program and for objects of edited sources.
+        edits: changes of the core for this program only, as (source, old text that occurs once,
+            new text).
         program: sources of this package.
     """
     flags = ["-std=gnu11", "-g", "-pthread", "-UNDEBUG", "-ffp-contract=off", "-Werror", *WARNINGS]
@@ -133,7 +133,7 @@ def build(
     edited = _edited(folder, edits)
     sources = [path for name, path in SOURCES.items() if name not in edited]
     sources += [HERE / f"{name}.c" for name in program]
-    # What counts a source's lines lies beside its object.
+    # The counters of a source are written beside its object.
     counted = folder if flavour == "coverage" else None
     objects = compiled([COMPILER, *flags], sources, counted)
     objects += compiled([COMPILER, *flags], edited.values(), folder)
@@ -152,13 +152,14 @@ def build(
 
 
 def compiled(command: list[str], sources: Iterable[Path], folder: Path | None = None) -> list[Path]:
-    """Objects of the sources, in order; where no folder is named, kept in `OBJECTS`.
+    """Returns the objects of the sources, in order; without a folder, they are kept in `OBJECTS`.
 
-    There an object is known by its source, all headers and the command: it is compiled once for all
-    processes and runs, and removed when the next one of this source and command is made.
+    There an object is identified by its source, all headers and the command. It is compiled once
+    for all processes and runs. It is removed when a newer object of the same source and command is
+    made.
 
     Raises:
-        CompileError: with what the compiler says.
+        CompileError: the compiler failed. The message has its output.
     """
     headers = b"".join(
         path.read_bytes() for path in sorted([*CORE.rglob("*.h"), *HERE.glob("*.h")])
@@ -201,10 +202,10 @@ def _edited(folder: Path, edits: Iterable[tuple[str, str, str]]) -> dict[str, Pa
 
 
 def run(flavour: str, program: Path, *options: str) -> Counts:
-    """Run a program and return what it counted.
+    """Runs a program and returns its counts.
 
     Raises:
-        FoundError: it failed, or what watched it found something.
+        FoundError: the program failed, or its sanitizer found a fault.
     """
     chosen = FLAVOURS[flavour]
     command = [*chosen.command, str(program), *options]

@@ -1,4 +1,4 @@
-"""What the stress program is run with, and for how long.
+"""Runs the stress program in all scenarios for a given time.
 
 python -m tests.native.scenarios thread --seconds 12
 """
@@ -52,19 +52,20 @@ def shake(
     least: int = 1,
     rounds: int | None = None,
 ) -> Counter[str]:
-    """Run scenario after scenario, each time with another seed, for about so long.
+    """Runs one scenario after the other, each time with another seed.
 
     Args:
         flavour: a name in `FLAVOURS`.
-        folder: for the program.
-        seconds: after which no other run begins.
-        seed: of the first run.
-        say: told of each round of all scenarios.
-        least: runs, however long they take.
-        rounds: of each run; by default those of the flavour.
+        folder: folder for the program.
+        seconds: time after which no further run begins.
+        seed: seed of the first run.
+        say: called with a message after each round of all scenarios.
+        least: least number of runs, even if they take longer.
+        rounds: rounds of each run. The default depends on the flavour.
 
     Raises:
-        FoundError: with the command that may repeat it; threads run in another order each time.
+        FoundError: a fault was found. The message has a command that may repeat it. Threads run in
+            another order each time.
     """
     program = build(flavour, folder)
     chosen = FLAVOURS[flavour]

@@ -19,7 +19,7 @@ from tests.crash.harness import schema, settings
 
 
 class Spoilt:
-    """Is no number, and no truth value either."""
+    """An object that is no number and has no truth value."""
 
     def _refuses(self) -> Any:
         raise TypeError("spoilt")
@@ -31,14 +31,14 @@ SPOILT = Spoilt()
 
 
 def parameters(method: str) -> list[str]:
-    """The names that the first line of its documentation gives."""
+    """Returns the parameter names in the first line of a method's documentation."""
     text = getattr(_core.Ring, method).__doc__
     names = re.match(rf"{method}\(([^)]*)\)", text)
     assert names is not None, text
     return [name.strip() for name in names[1].split(",") if name.strip()]
 
 
-#: Parameters that are a tuple with an address a leaf.
+#: Parameters that are a tuple with one address per leaf.
 ADDRESSES = ("addresses", "out")
 METHODS = [
     name
@@ -95,7 +95,7 @@ def test_a_wrong_argument_is_refused_in_any_position(ring: Any, kind: str, metho
 
 
 def calls(ring: Any) -> dict[str, Callable[[], object]]:
-    """Calls that allocate, not from the lists of small objects that Python keeps."""
+    """Returns calls that allocate memory outside of Python's lists of small objects."""
     return {
         "layout": _core.layout,
         "sections": lambda: _core.sections(300, 2, True),

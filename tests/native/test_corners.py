@@ -1,4 +1,4 @@
-"""What a second process does in the middle of a call, in C, where the order can be chosen."""
+"""A second process acts in the middle of a call, in C, in an order that the test chooses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The files of the C core form a tree: each calls those below it.
+"""The files of the C core form a tree in which each file calls only files below it.
 
-Three folders lie on each other. `core` is what takes the mutex and moves items, in the order of
-`ring.h`. `tables` are what a process notes about a ring, without the mutex. `python` is the glue.
+There are three folders, each on top of the next. `python` has the bindings. `tables` has the data
+that a process keeps about a ring without the mutex. `core` takes the mutex and moves items, in the
+order of `ring.h`.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ FILES = {name: path.read_text() for name, path in PATHS.items()}
 TOKENS = {name: tokens(text) for name, text in FILES.items() if name[-1] == "c"}
 SOURCES_C = {name: list(functions(code)) for name, code in TOKENS.items()}
 HOME = {function: file for file, found in SOURCES_C.items() for function, _, _ in found}
-#: The functions that the table of Ring's methods stands for: a macro puts their names together.
+#: The functions in the table of Ring's methods. A macro builds their names.
 RING_METHODS = [
     Token(f"shmb_ring_{name}") for name in re.findall(r"^    X\((\w+),", FILES["methods.h"], re.M)
 ]
-#: What stands below every ring: neither knows one.
+#: Files below every ring, which do not use a ring.
 FOUNDATION = {"layout.c", "crashpoint.c", "crc32c.c", "tree.c", "power.c"}
 
 
 def named(code: list[Token]) -> set[str]:
-    """Files whose functions are called there, or handed on: what is not static is named shmb_."""
+    """Returns files whose functions are called or passed on; names with shmb_ are not static."""
     methods = RING_METHODS if "METHODS" in code else []
     return {HOME[token] for token in (*code, *methods) if token in HOME and token[:5] == "shmb_"}
 
 
 def initialisers(code: list[Token]) -> list[Token]:
-    """What tables outside functions hold, such as the functions behind the methods of a type."""
+    """Returns the contents of tables outside functions, such as the method tables of types."""
     inside: list[Token] = []
     for at, (token, following) in enumerate(pairwise(code)):
         if token == "=" and following == "{":
@@ -48,7 +49,7 @@ def initialisers(code: list[Token]) -> list[Token]:
 
 
 def calls(file: str) -> set[str]:
-    """Files whose functions this one calls, or puts into a table through which they are called."""
+    """Returns files whose functions this file calls, or puts into a table of functions."""
     bodies = [token for _, _, body in SOURCES_C[file] for token in body]
     return named(bodies + initialisers(TOKENS[file])) - {file}
 
@@ -129,7 +130,7 @@ def test_no_file_of_the_core_is_longer_than_can_be_read_at_once() -> None:
 
 
 def test_a_name_means_one_function_of_the_core() -> None:
-    """Or who reads the sources, as the test of the crash points does, takes one for the other."""
+    """Otherwise readers of the sources, such as the test of crash points, would mix them up."""
     names = Counter(name for found in SOURCES_C.values() for name in {each for each, _, _ in found})
     assert [name for name, count in names.items() if count > 1] == []
 
@@ -144,7 +145,8 @@ def test_the_picture_of_its_life_names_every_file_that_writes_a_word() -> None:
         path.name
         for files, store in stores.items()
         for path in package.glob(files)
-        if path.name not in ("copied_buffer.py", "snapshot.py")  # words that no process shares
+        # their words are not shared between processes
+        if path.name not in ("copied_buffer.py", "snapshot.py")
         and re.search(store, path.read_text())
     }
     assert {*re.findall(r"``(\w+\.(?:c|py))``", str(slots.__doc__))} == writers

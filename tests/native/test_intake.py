@@ -1,4 +1,4 @@
-"""The intake of the C core: without a class of tensors, and with parts that are wrong."""
+"""The input conversion of the C core, without a tensor class and with wrong arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.native.test_binding import SPOILT
 
 
 class Tensors:
-    """A class that offers the functions of dlpack.h would be one; this one does not."""
+    """An object without the functions of dlpack.h, which a class of tensors needs."""
 
 
 def test_a_class_of_tensors_has_the_functions_of_dlpack() -> None:

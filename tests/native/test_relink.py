@@ -1,4 +1,4 @@
-"""The byte ring after a power cut: what is left of it is read, and written over in order."""
+"""The byte ring after a power cut: remaining items are read, and overwritten in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads in every role over one ring, watched by a sanitizer; some of them die at crash points."""
+"""Threads in every role use one ring under a sanitizer; some of them die at crash points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.native.scenarios import MORTAL, SCENARIOS
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.full  # scripts/sanitize runs each scenario so, before the tests
+@pytest.mark.full  # scripts/sanitize runs each scenario with it before the tests
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_no_byte_is_touched_by_two_threads_without_order(folder_of: Folder, name: str) -> None:
     folder = folder_of("thread")

@@ -1,4 +1,4 @@
-"""Where memory is published without the mutex, a name stands at both ends; and documented."""
+"""Every publication without the mutex has a named sync point at both ends and in the docs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ends_in_python(text: str) -> list[tuple[str, str]]:
 
 
 def ends_in_the_sources() -> Ends:
-    """By name and end: the files in which it stands."""
+    """Returns the files that contain each end of each sync point."""
     found: Ends = defaultdict(lambda: {end: set() for end in ENDS})
     python: dict[Path, str] = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
     for path, text in (SOURCES | python).items():
@@ -75,7 +75,7 @@ def test_no_fence_and_no_look_at_a_word_goes_without_a_name() -> None:
         for line in text.split("\n")
         if re.search(
             r"atomic_thread_fence\((?!SYNC_|memory_order_seq_cst)", line
-        )  # `reached` is one
+        )  # `reached` is one of them
         or re.search(r"words\[.*(memory_order_acquire|SHMB_COMMITTED\), memory_order)", line)
     ]
     assert nameless == []

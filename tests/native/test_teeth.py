@@ -1,4 +1,4 @@
-"""What watches the stress program finds a fault that is put into the core."""
+"""The checks of the stress program find faults that are put into the core."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Fault:
-    """Edits of the core, and where and as what they show."""
+    """Edits of the core, and the checks that must find them."""
 
     flavour: str
     scenario: str
