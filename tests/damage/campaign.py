@@ -1,4 +1,4 @@
-"""Damage for hours: every bit, every cell, random combinations, and the fuzzer of the C core."""
+"""Damages buffers for hours: all bits, all cells, random combinations, and fuzzing of the core."""
 
 from __future__ import annotations
 

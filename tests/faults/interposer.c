@@ -1,16 +1,16 @@
 #define _GNU_SOURCE
-/* Preloaded into a process: lets the n-th call of libc on watched files fail, and those after it if asked to.
+/* A library that is preloaded into a process and makes the n-th libc call on watched files fail.
  *
- *     faults_watch(prefix)          files whose path begins so; "/proc/" and "/memfd:" are prefixes too
- *     faults_arm(at, error, kinds)  from now on calls are counted; call number `at` fails with `error`, and so does every
- *                                   later one whose kind is in `kinds` (a bit mask; 0: only that one)
- *     faults_disarm()               returns how many calls there were
+ *     faults_watch(prefix)          watches files with this prefix, such as "/proc/" or "/memfd:"
+ *     faults_arm(at, error, kinds)  counts calls from now on; call number `at` fails with `error`, and so does every
+ *                                   later one whose kind is in `kinds` (a bit mask, 0 for none)
+ *     faults_disarm()               returns the number of calls
  *
- * What reaches the kernel without libc's name for it (futexes, the dynamic loader, libc's own calls) is out of
- * reach. A call that is made to fail is not made, but for `close`, which closes: its number is free whatever it
- * returns. SHORT lets a read or a write move half of its bytes.
+ * System calls that are not made through a libc function (futexes, the dynamic loader, libc's own calls) cannot be
+ * intercepted. A failing call is not executed, except `close`, because a descriptor is free whatever `close` returns.
+ * SHORT makes a read or a write transfer half of its bytes.
  *
- * Allocations are those that the C core itself asks for: calls of malloc, calloc and realloc from its text. */
+ * Allocations are counted if the C core itself calls malloc, calloc or realloc. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -62,7 +62,7 @@ static long seen, fail_at, failed;
 static int fail_with;
 static unsigned long long fail_kinds;
 static char *core_begin, *core_end;
-static __thread bool inside; /* our own calls do not count */
+static __thread bool inside; /* calls of this library are not counted */
 
 const char *faults_kind_name(int kind) { return kind >= 0 && kind < KIND_END ? kind_names[kind] : NULL; }
 const struct call *faults_calls(void) { return calls; }
@@ -98,7 +98,7 @@ long faults_disarm(void) {
 
 static bool of_core(const void *caller) { return (char *)caller >= core_begin && (char *)caller < core_end; }
 
-/* Counts a call on a watched file. Whether it has to fail; errno is set then. */
+/* Counts a call on a watched file. If the call has to fail, sets errno and returns true. */
 static bool fails(enum kind kind, const char *path) {
     if (seen < MAX_CALLS) {
         calls[seen].kind = (int)kind;
@@ -229,8 +229,8 @@ ON_PATH(KIND_stat, stat64, (const char *path, struct stat64 *out), (path, out))
 ON_PATH(KIND_stat, lstat, (const char *path, struct stat *out), (path, out))
 ON_PATH(KIND_stat, lstat64, (const char *path, struct stat64 *out), (path, out))
 
-/* The core looks for the control file when the clock says so (presence.c): it is not counted, so that the others have the
- * same numbers in every run. tests/processes/test_removed_directory.py has what becomes of a look that fails. */
+/* The core checks at intervals that the control file exists (presence.c). These calls are not counted, so that the
+ * others have the same numbers in every run. tests/processes/test_removed_directory.py tests a failing check. */
 #define LOOK(name, type)                                                                                                \
     int name(int folder, const char *path, struct type *out, int flags) {                                               \
         REAL(name);                                                                                                     \
@@ -279,7 +279,7 @@ CALL(ssize_t, -1, readlink, (const char *restrict path, char *restrict out, size
 CALL(int, -1, msync, (void *address, size_t size, int flags), (address, size, flags),
      core_fails(KIND_msync, __builtin_return_address(0)))
 
-/* Of the anonymous ones only those that the core asks for. */
+/* Anonymous maps are counted only if the core creates them. */
 #define MMAP(name, offset_type)                                                                                         \
     CALL(void *, MAP_FAILED, name, (void *address, size_t size, int protection, int flags, int fd, offset_type offset), \
          (address, size, protection, flags, fd, offset),                                                                \

@@ -1,5 +1,5 @@
-/* What two processes do to each other within one call, one case at a time and always in the same order: the second
- * handle acts in `may_block`, which the first calls when it finds the mutex taken. */
+/* Two processes that act within one call, one case at a time and always in the same order. The second handle acts in
+ * `may_block`, which the first one calls when it finds the mutex taken. */
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>
@@ -19,12 +19,12 @@
 static struct shmb_ring one, other;
 
 struct call {
-    struct shmb_call call; /* first: the callbacks get its address */
-    double alpha;          /* that the other handle sets, once; 0: none */
+    struct shmb_call call; /* must be first, because the callbacks get its address */
+    double alpha;          /* alpha that the other handle sets once, or 0 */
     bool interrupts;
 };
 
-/* In place of the library's: where it is set, the time since the boot goes on by 1 ns whenever somebody looks. */
+/* Replaces the clock of the library: if it is not 0, each call increases the time since boot by 1 ns. */
 static uint64_t boot_ns;
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
@@ -95,7 +95,7 @@ static void an_update_under_a_greater_alpha(void) {
     check_whole();
 }
 
-/* So many that they are sorted by element: the refusal says where it was given. */
+/* There are enough updates to be sorted by element. The error has the original position of the priority. */
 static void a_large_update_under_a_greater_alpha(void) {
     enum { COUNT = 1024, BAD = 700 };
     struct call call = plain_call();
@@ -130,7 +130,7 @@ static void a_write_under_a_greater_alpha(void) {
     uint64_t first;
     expect(shmb_check_priorities(&one, priorities, 2), "priorities");
     expect(shmb_claim_ring(&one, &call.call, 2, NULL, NULL, &first), "claim");
-    expect(shmb_set_alpha(&other, &call.call, 2, 0, false), "set_alpha"); /* looks at priorities that are not there yet */
+    expect(shmb_set_alpha(&other, &call.call, 2, 0, false), "set_alpha"); /* reads priorities that do not exist yet */
     shmb_fill_priorities(&one, priorities, 0);
     right(shmb_commit(&one, &call.call, true) == SHMB_BAD_PRIORITY, "the write is refused");
     right(shmb_refusal.bad_at == 1, "the refusal says which priority");
@@ -150,7 +150,7 @@ static void a_write_that_alpha_overtakes(void) {
     check_whole();
 }
 
-/* The ring has four slots; a reader finds every one of them written again. */
+/* The ring has four slots. A reader finds that all of them were written again. */
 static void write_all_again(int point) {
     if (point != SHMB_CP_sample_copy) return;
     struct call call = plain_call();
@@ -188,7 +188,7 @@ static void look_at_rows(void *what, uint64_t first, uint64_t end) {
     sched_yield();
 }
 
-/* Until others have helped often, or for ever. */
+/* Runs until other threads have helped often enough, or for ever. */
 static void *share_rows(void *argument) {
     unsigned char looked[SHARED_ROWS + 1];
     is_caller = true;
@@ -209,7 +209,7 @@ static void batches_that_threads_share(void) {
     pthread_join(second, NULL);
 }
 
-/* The claim looks at the time, finds the reservation, and looks again for what else has expired. */
+/* The claim reads the time, finds the reservation, and reads the time again to find others that have expired. */
 static void a_reservation_that_expires_under_its_claim(void) {
     struct call call = plain_call();
     const struct shmb_limiter ratio = {.samples_per_insert = 1, .error_buffer = 1 << 20, .min_size = 1, .limits = SHMB_RATIO, .when_no_peer = SHMB_ALONE_WAIT};

@@ -1,6 +1,6 @@
-/* Read before every source (-include) where branches are counted: a process that kills itself at a crash point, or ends
- * without the functions of atexit, would take its counters with it. Some sources define _GNU_SOURCE before they include
- * anything, and this file comes before them. */
+/* Included before every source (-include) when branches are counted. It writes the counters of a process that kills
+ * itself at a crash point, or that ends without the functions of atexit. It defines _GNU_SOURCE, because some sources
+ * define it before their first include, and this file comes before them. */
 #define _GNU_SOURCE
 #include <signal.h>
 

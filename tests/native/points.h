@@ -1,9 +1,9 @@
-/* Read before every source of the core (-include), in programs that shake it: each crash point then calls
- * `stress_point`, which gives the processor away, dawdles, or ends the thread there.
+/* Included before every source of the core (-include) in the stress programs. Each crash point then calls
+ * `stress_point`, which yields the processor, spins, or ends the thread.
  *
- * ThreadSanitizer does not know fences, and in terms of C an optimistic copy is a data race whatever the fences say:
- * it does not look at the copies that SHMB_OPTIMISTIC names, and at everything else it does. A run in which no slot
- * is written twice has no such race; there it looks at the copies too, and so at the order of commit and read. */
+ * ThreadSanitizer does not support fences, and in terms of C an optimistic copy is a data race with any fences. It
+ * therefore ignores the copies that SHMB_OPTIMISTIC marks, and checks everything else. A run in which no slot is
+ * written twice has no such race. In that run the copies are checked too, and with them the order of commit and read. */
 #ifndef STRESS_POINTS_H
 #define STRESS_POINTS_H
 
@@ -22,7 +22,7 @@
 void stress_point(int point);
 
 #if defined(__SANITIZE_THREAD__)
-/* Which the ThreadSanitizer of gcc 12 does not know. */
+/* The ThreadSanitizer of gcc 12 does not support pthread_mutex_clocklock. */
 #define pthread_mutex_clocklock stress_mutex_clocklock
 int stress_mutex_clocklock(pthread_mutex_t *mutex, clockid_t clock, const struct timespec *until);
 

@@ -1,5 +1,5 @@
-/* One publisher after the other, each a thread that may die in the middle, and readers that never wait. The weights are one
- * number in all their words, so that a mixture of two shows. */
+/* Publishers run one after the other, each in a thread that may die during a publish. Readers never wait. All words of
+ * the weights contain the same number, so that a mixture of two versions shows. */
 #include <stdlib.h>
 
 #include "roles.h"
@@ -9,8 +9,8 @@
 
 static const uint64_t sizes[PIECES] = {40 * 8, 8, 33 * 8}, places[PIECES] = {0, 40 * 8, 47 * 8};
 static struct shmb_weights_map map;
-static uint64_t number;                /* of the last weights that somebody began to publish */
-static _Atomic uint64_t acknowledged;  /* of the last whose publication returned */
+static uint64_t number;                /* number of the last weights whose publication began */
+static _Atomic uint64_t acknowledged;  /* number of the last weights whose publication returned */
 static _Atomic bool published_all;
 
 static void publish_once(void) {
@@ -25,9 +25,9 @@ static void publish_once(void) {
     COUNT(writes, 1);
 }
 
-/* Returns the version that it has found, or the one that it knew. */
+/* Returns the newest version, or `than` if there is no newer one. */
 static uint64_t follow_once(uint64_t than) {
-    /* Where ThreadSanitizer watches the copies, nothing but the version may order them. */
+    /* If ThreadSanitizer checks the copies, only the version may order them. */
     uint64_t words[WORDS], known = world.options.once ? 0 : atomic_load(&acknowledged);
     struct shmb_weights_info found;
     int status = shmb_read_newest(&map, than, (unsigned char *)words, &found);
@@ -51,14 +51,14 @@ static void *publish_for_a_while(void *argument) {
     return NULL;
 }
 
-/* The lock of the file is held by one at a time, and given up by its end: so is a thread that is joined. */
+/* A publisher holds the lock of the file until its end. Joining its thread has the same effect. */
 static void *raise_publishers(void *argument) {
     for (uint64_t life = 0; life < world.options.rounds && !world.options.once; life++) {
         uint64_t seed = world.options.seed * 1000000 + life;
         pthread_t thread;
         if (pthread_create(&thread, NULL, publish_for_a_while, &seed) || pthread_join(thread, NULL)) fail("pthread_create");
     }
-    for (int left = 2; world.options.once && left > 0; left--) publish_once(); /* into one copy, and into the other */
+    for (int left = 2; world.options.once && left > 0; left--) publish_once(); /* once to each of the two copies */
     atomic_store(&published_all, true);
     return NULL;
 }

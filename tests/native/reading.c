@@ -8,7 +8,7 @@
 
 #define BATCH 32
 
-/* A place for what is read: rows of leaves, or records one behind the other. */
+/* A buffer for the data of a read: rows of leaves, or records one after the other. */
 struct place {
     unsigned char *leaves[LEAVES], *data;
     int64_t starts[BATCH], sizes[BATCH];
@@ -85,7 +85,7 @@ void learn_once(struct shmb_ring *ring) {
     place_free(&place);
 }
 
-/* What is taken out of a queue stays in its slots until it is released, as long as the queue is one. */
+/* Items that were taken from a queue stay in their slots until they are released, unless the queue is replaced. */
 static void take_once(struct shmb_ring *ring, struct shmb_call *call, uint64_t count) {
     struct place place;
     int64_t index[BATCH], took[BATCH], tickets[BATCH];
@@ -154,7 +154,7 @@ void read_once(struct shmb_ring *ring) {
     place_free(&place);
 }
 
-/* Everything of one moment: rounds without the lock, and a last one with it. */
+/* Makes a consistent snapshot: two rounds without the lock, and a last one with it. */
 static void copy_rows_of_a_moment(struct shmb_ring *ring, int64_t *tickets, uint64_t *sources, double *raw) {
     struct shmb_call call = a_call();
     struct shmb_snapshot_counters moment;
@@ -224,7 +224,7 @@ void reap_the_dead(struct shmb_ring *ring) {
     }
 }
 
-/* What other rings have seen. */
+/* Raises the largest priority, as if another ring had seen it. */
 static void raise_once(struct shmb_ring *ring, struct shmb_call *call) {
     struct shmb_totals totals;
     expect(shmb_raise_max_priority(ring, call, (double)random_below(120) / 10), "raise_max_priority");
@@ -251,7 +251,7 @@ static void limit_once(struct shmb_ring *ring, struct shmb_call *call) {
     COUNT(limiters, 1);
 }
 
-/* Whatever anybody died in: what is counted in the runtime page is what the registry says. */
+/* After any deaths, the counters in the runtime page match the registry. */
 static void check_flow(struct shmb_ring *ring) {
     uint64_t pending = 0, limited = 0;
     for (uint32_t entry = 0; entry < SHMB_ENTRIES; entry++) {

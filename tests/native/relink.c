@@ -1,6 +1,6 @@
-/* The byte ring as a recovery may find it: some items are gone, and what lies between the others is anything. After
- * shmb_relink what is left is read, and written over item by item: each is given up before its bytes are, or a reader
- * would find bytes of another. Arguments: first seed, number of cases. */
+/* The byte ring as a recovery may find it: some items are gone, and the bytes between the others are arbitrary. After
+ * shmb_relink the remaining items are read, and overwritten one by one. Each item is evicted before its bytes are used
+ * again, because a reader would otherwise find bytes of another item. Arguments: first seed, number of cases. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static void start_anew(void) {
     for (unsigned i = 0; i < sizeof counters / sizeof counters[0]; i++) atomic_store(counters[i], 0);
 }
 
-/* Random bytes, or bytes that look like a header, wherever no item lies. */
+/* Writes random bytes, or bytes that look like a header, between the items. */
 static void damage(void) {
     static bool used[BYTES];
     memset(used, 0, sizeof used);
@@ -71,7 +71,7 @@ static uint64_t relink(bool damaged) {
     return forgotten;
 }
 
-/* There is one thread, so there is no order to shake; shaken, it is three times as slow. */
+/* There is only one thread, so no order has to be varied, which would take three times as long. */
 static void pass_by(int point) { (void)point; }
 
 static uint64_t one_case(uint64_t seed) {

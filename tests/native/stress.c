@@ -1,8 +1,8 @@
-/* Writers, learners and others over one ring, in the threads of one program, with the core as it is shipped.
+/* Writers, learners and other roles that use one ring in the threads of one program, with the core as it is shipped.
  *
- * For what only sees one process: ThreadSanitizer, AddressSanitizer, valgrind. A thread that dies at a crash point
- * leaves the mutex as a killed process does: the kernel marks it, and the next one repairs. What may not happen ends
- * the program with FAILED and status 1; else one line of JSON tells what was done. */
+ * The program is for tools that can check only one process: ThreadSanitizer, AddressSanitizer, valgrind. A thread that
+ * dies at a crash point leaves the mutex like a killed process: the kernel marks it, and the next owner repairs. A
+ * violation ends the program with FAILED and status 1. Otherwise one line of JSON has the counts of all operations. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,13 +13,13 @@
 
 static struct shmb_ring shared;
 
-/* Everybody goes on until all have done enough. */
+/* All threads go on until each of them has done enough. */
 static bool goes_on(uint64_t done, uint64_t enough) {
     if (done == enough) atomic_fetch_sub(&world.unfinished, 1);
     return atomic_load(&world.unfinished) > 0;
 }
 
-#define TAKES_EACH 12 /* and acknowledgements, of small batches, so that writers find room */
+#define TAKES_EACH 12 /* also acknowledgements; the batches are small, so that writers find space */
 
 static void act(struct shmb_ring *ring, uint64_t role) {
     if (world.options.consumed && (role == 2 || role == 3)) {
@@ -35,7 +35,7 @@ static void act(struct shmb_ring *ring, uint64_t role) {
     }
 }
 
-/* Threads 0 to 3 have the roles above, all others write. What is not a write, or a life, takes longer than one. */
+/* Threads 0 to 3 have the roles above, and all others write. Other operations take longer than a write. */
 #define WRITES_EACH 16
 
 static void *live(void *argument) {
@@ -47,7 +47,7 @@ static void *live(void *argument) {
     for (uint64_t done = 0; goes_on(done, enough); done++) {
         act(ring, number);
         if (number == 2) track_once(ring);
-        if (number == 0 && world.options.consumed) come_and_go(ring); /* who dies in it keeps the lock of this program */
+        if (number == 0 && world.options.consumed) come_and_go(ring); /* a death in it would keep init_lock */
     }
     if (world.options.shared) {
         if (world.options.consumed) let_go_of_all(ring);
@@ -59,7 +59,7 @@ static void *live(void *argument) {
     return NULL;
 }
 
-/* Does anything, and dies in it or leaves. */
+/* Performs random operations until the thread dies or leaves. */
 static void *live_for_a_while(void *argument) {
     struct shmb_ring *ring = argument;
     struct shmb_call call = a_call();
@@ -71,7 +71,7 @@ static void *live_for_a_while(void *argument) {
     return NULL;
 }
 
-/* One after the other; that a thread was joined is the proof of its death. */
+/* Starts mortal threads one after the other. A joined thread is proven dead. */
 static void *raise_mortals(void *argument) {
     for (uint64_t done = 0; goes_on(done, world.options.rounds / WRITES_EACH); done++) {
         pthread_t thread;
@@ -97,7 +97,7 @@ static void let_live(const struct options *options) {
     for (uint64_t i = 0; i < n; i++) pthread_join(mothers[i], NULL);
 }
 
-/* Nobody is in a call any more: what was acknowledged is there, or something later is. */
+/* After all calls have ended, each acknowledged item is present, or a later one is. */
 static void audit(struct shmb_ring *ring) {
     reap_the_dead(ring);
     check_whole(ring);

@@ -1,13 +1,13 @@
-/* Clients of two consumers, for whom writers wait, and of one that comes and goes. Nobody may acknowledge what another one has
- * acknowledged, and at the end nothing is left that nobody was given. */
+/* Clients of two consumers, for which writers wait, and of a third one that is created and removed. No two clients may
+ * acknowledge the same item, and at the end each item has been delivered. */
 #include <string.h>
 
 #include "core/flow.h"
 #include "roles.h"
 
-#define STAY 2 /* consumers that are there from the beginning; the next one comes and goes */
+#define STAY 2 /* consumers that exist from the beginning; the next one is created and removed */
 #define BATCH 4
-#define HANDS 3 /* batches that a thread has at most */
+#define HANDS 3 /* largest number of batches that a thread holds */
 
 struct taken {
     struct shmb_consumer_id whose;
@@ -39,7 +39,7 @@ static _Atomic unsigned char *of(_Atomic unsigned char (*marks)[MOST_TICKETS], c
     return &marks[taken->whose.which][taken->tickets[i]];
 }
 
-/* Each item by itself, to know which was taken; `again` says that it is the second time. */
+/* Acknowledges each item separately, to know which was accepted. `again` is 1 in the second round. */
 static void acknowledge_all(struct shmb_ring *ring, struct taken *taken, uint64_t count) {
     struct shmb_call call = a_call();
     bool mine[BATCH];
@@ -50,7 +50,7 @@ static void acknowledge_all(struct shmb_ring *ring, struct taken *taken, uint64_
             expect(shmb_acknowledge_items(ring, &call, taken->whose, &taken->lease, &taken->slots[i], &taken->tickets[i], 1, &acked), "ack");
             if (!again && acked && atomic_exchange(of(done, taken, i), 1))
                 fail("ticket %lld is acknowledged by two", (long long)taken->tickets[i]);
-            /* What was written over since is not known to have been acknowledged. */
+            /* The consumer does not know whether an item was acknowledged that has been overwritten since. */
             if (again && acked && !mine[i]) fail("ticket %lld came too late, and comes no more", (long long)taken->tickets[i]);
             if (!again) mine[i] = acked;
             COUNT(acked, !again && acked);
@@ -73,7 +73,7 @@ static void deliver_one(struct shmb_ring *ring, struct taken *taken) {
     COUNT(delivered, taken->count);
 }
 
-/* Slots that the thread has seen: in pairs, each whole or not at all, or done without being given. */
+/* Claims slots that the thread has seen, in pairs that are delivered together or not at all, or drops them. */
 static void choose_some(struct shmb_ring *ring, struct taken *taken) {
     struct shmb_call call = a_call();
     int64_t sizes[BATCH / 2], slot = (int64_t)random_below(ring->capacity);
@@ -109,7 +109,7 @@ static void let_go(struct shmb_ring *ring, struct taken *taken) {
     taken->count = 0;
 }
 
-/* Takes, and later acknowledges, in part or whole, or gives back. */
+/* Takes items, or acknowledges all or some of the items that it holds and returns the others. */
 void consume_once(struct shmb_ring *ring) {
     struct taken *taken = &hands[random_below(HANDS)];
     if (taken->count == 0) {
@@ -121,12 +121,12 @@ void consume_once(struct shmb_ring *ring) {
     let_go(ring, taken);
 }
 
-/* The handle of this thread stays open. */
+/* Returns all items because the handle of this thread stays open. */
 void let_go_of_all(struct shmb_ring *ring) {
     for (int i = 0; i < HANDS; i++) let_go(ring, &hands[i]);
 }
 
-/* One that holds nobody up is made, looked at, and removed. */
+/* Creates, uses and removes a consumer for which no writer waits. */
 void come_and_go(struct shmb_ring *ring) {
     struct shmb_call call = a_call();
     struct taken taken = {.whose = {STAY, 0}};
@@ -139,7 +139,7 @@ void come_and_go(struct shmb_ring *ring) {
     if (status != SHMB_CONSUMER_GONE) fail("return_lease of a consumer that was removed: status %d", status);
 }
 
-/* Nobody else is there any more: what comes now was acknowledged by nobody, and all that was not comes. */
+/* Takes all remaining items after the other threads have ended. None was acknowledged, and none is missing. */
 void consume_the_rest(struct shmb_ring *ring) {
     struct shmb_call call = a_call();
     for (uint32_t which = 0; which < STAY; which++) {
@@ -156,7 +156,7 @@ void consume_the_rest(struct shmb_ring *ring) {
         for (uint64_t ticket = 0; ticket < MOST_TICKETS; ticket++)
             if (atomic_load(&world.committed[ticket]) && !atomic_load(&asked[which][ticket]))
                 fail("ticket %llu was given to nobody", (unsigned long long)ticket);
-        /* The floor moves with acknowledgements, and before a writer is refused; a batch that was withdrawn since moves nothing. */
+        /* The floor moves with acknowledgements, and before a writer is refused. Withdrawn batches do not move it. */
         uint64_t none;
         expect(shmb_drop_items(ring, &call, taken.whose, NULL, NULL, 0, &none), "drop");
         if (atomic_load(&ring->ledger->consumers[which].floor) != atomic_load(&ring->runtime->head)) fail("the floor stays behind");

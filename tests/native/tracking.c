@@ -4,12 +4,12 @@
 #include "roles.h"
 #include "tables/follower.h"
 
-#define PIECE 5 /* items that are told of together: in several pieces, as a rule */
+#define PIECE 5 /* items per report, so that most reports have several parts */
 
 static struct shmb_follower follower;
 static unsigned char told[MAX_CAPACITY];
 
-/* What is told agrees with what was told before, whatever others write meanwhile. */
+/* Each report is consistent with those before, although other threads write in the meantime. */
 void track_once(struct shmb_ring *ring) {
     bool restarted;
     if (follower.reported == NULL && !shmb_follower_make(&follower, ring)) fail("no memory for a follower");
@@ -39,7 +39,7 @@ void track_once(struct shmb_ring *ring) {
     COUNT(tracked, 1);
 }
 
-/* Nobody writes any more: what was told is what is there. */
+/* After all writes, the reported items are those that are present. */
 void track_to_the_end(struct shmb_ring *ring) {
     if (follower.reported == NULL) return;
     follower.ring = ring;

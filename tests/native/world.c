@@ -79,7 +79,7 @@ void fuse_set(uint64_t points) {
     me.fuse = points;
 }
 
-/* The kernel orders a death before the EOWNERDEAD that tells of it; ThreadSanitizer does not know that. */
+/* The kernel orders a death before the EOWNERDEAD that reports it. ThreadSanitizer does not know this order. */
 static _Noreturn void die(void) {
     me.fuse = 0;
     stress_look_again();
@@ -111,7 +111,7 @@ static unsigned char *shared_bytes(int fd, uint64_t bytes) {
     return place;
 }
 
-/* Twice in a row, as map.c does. */
+/* Maps the bytes twice in a row, like map.c. */
 static unsigned char *byte_ring(uint64_t bytes) {
     int fd = memfd_create("byte ring", 0);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0) fail("memfd_create");
@@ -148,7 +148,7 @@ void world_begin(const struct options *options) {
     atomic_store(&world.runtime->allocated, world.options.capacity);
 }
 
-/* As registry.py joins, and Ring() maps. */
+/* Joins like registry.py, and maps like Ring(). */
 void handle_open(struct shmb_ring *ring) {
     memset(ring, 0, sizeof *ring);
     pthread_mutex_lock(&world.init_lock);
@@ -198,7 +198,7 @@ void handle_free(struct shmb_ring *ring) {
     free(ring->touched);
 }
 
-/* `bytes` bytes of an endless row of them. */
+/* Writes `bytes` bytes of an endless sequence. */
 static void fill(unsigned char *to, uint64_t item, uint64_t stream, uint64_t from, uint64_t bytes) {
     uint64_t eight = 0;
     for (uint64_t at = from; at < from + bytes; at++) {

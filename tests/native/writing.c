@@ -13,7 +13,7 @@ static bool interrupted(struct shmb_call *call) { return false; }
 
 struct shmb_call a_call(void) { return (struct shmb_call){may_block, interrupted, (int64_t)60 * 1000 * 1000 * 1000}; }
 
-/* As ring.py waits: a client in the way is reaped if it is dead, else waited for. */
+/* Waits like ring.py: reaps the blocking client if it is dead, and waits for it otherwise. */
 static void wait_for_blocker(struct shmb_ring *ring, uint64_t waited) {
     struct shmb_call call = a_call();
     uint32_t entry = shmb_refusal.blocker.entry;
@@ -54,7 +54,7 @@ static void fill_rows(struct shmb_ring *ring) {
     for (unsigned leaf = 0; leaf < LEAVES; leaf++) free(held[leaf]);
 }
 
-/* A batch of records, one behind the other. */
+/* A batch of records, one after the other. */
 struct records {
     unsigned char data[ROWS * 192];
     int64_t starts[ROWS], sizes[ROWS];
@@ -82,7 +82,7 @@ static void fill_records(struct shmb_ring *ring, struct records *records) {
     shmb_fill_records(ring);
 }
 
-/* Of more rows than slots the last ones are written. */
+/* If there are more rows than slots, the last rows are written. */
 static void require_streams(const struct shmb_ring *ring, const uint32_t *streams, uint64_t count) {
     for (uint64_t row = 0; row < ring->claim_rows; row++) {
         uint32_t stream = streams ? streams[count - ring->claim_rows + row] : 0;
@@ -91,7 +91,7 @@ static void require_streams(const struct shmb_ring *ring, const uint32_t *stream
     }
 }
 
-/* Room for the next claim of this thread, or for some more; false: it was not to be had soon. */
+/* Reserves space for at least the next claim of this thread; returns false if it is refused too often. */
 static bool reserve(struct shmb_ring *ring, struct shmb_call *call, uint64_t count, uint64_t bytes) {
     struct shmb_request request = {.rows = count + random_below(3), .bytes = bytes, .expires_ns = UINT64_MAX};
     if (request.rows > ring->capacity) request.rows = count;
@@ -116,7 +116,7 @@ static bool reserve(struct shmb_ring *ring, struct shmb_call *call, uint64_t cou
     return true;
 }
 
-/* What was not committed. It may have expired. */
+/* Returns the space that was not used. The reservation may have expired. */
 static void give_back(struct shmb_ring *ring, struct shmb_call *call) {
     struct shmb_selected_reservation hold = shmb_selected_reservation;
     shmb_selected_reservation.ring = NULL;
@@ -146,7 +146,7 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
         if (status == SHMB_OK && kind == SHMB_RING_WRITE) require_streams(ring, streams, count);
         if (status == SHMB_OK) return taken;
         if (status == SHMB_IN_QUEUE && world.options.limited) return 0;
-        if (status == SHMB_NO_RESERVATION && shmb_selected_reservation.ring) return 0; /* its time is over */
+        if (status == SHMB_NO_RESERVATION && shmb_selected_reservation.ring) return 0; /* the reservation has expired */
         if (status == SHMB_TOO_OLD) COUNT(refused, 1);
         if (status == SHMB_TOO_OLD) return 0;
         if (status == SHMB_LIMITED && waited < 4) {
@@ -163,7 +163,7 @@ static uint64_t claim(struct shmb_ring *ring, struct shmb_call *call, enum shmb_
     }
 }
 
-/* Slots in ascending order, as records need them; rows may be named twice. */
+/* Chooses slots in ascending order, as records require. Slots of rows may occur twice. */
 static uint64_t choose_slots(const struct shmb_ring *ring, int64_t *slots) {
     uint64_t count = 1 + random_below(4), n = 0;
     int64_t slot = (int64_t)random_below(ring->capacity);

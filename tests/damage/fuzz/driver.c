@@ -1,10 +1,11 @@
 /* A small fuzzer that follows coverage, for compilers without one (gcc: -fsanitize-coverage=trace-pc).
  *
- *     driver replay FILE              every line of FILE, hexadecimal, is an input
- *     driver fuzz FILE SEED INPUTS    begins with these, prints which of so many more reach new edges,
- *                                     then "inputs N edges M"; the same seed, the same inputs
+ *     driver replay FILE              runs every line of FILE, in hexadecimal, as an input
+ *     driver fuzz FILE SEED INPUTS    runs these and INPUTS more, prints those that reach new edges, and
+ *                                     then "inputs N edges M"; the inputs depend only on the seed
  *
- * The input at hand is in the environment's SHMB_FUZZ_INPUT, a file, so that it is known when it ends the process. */
+ * The current input is stored in the file named by the environment variable SHMB_FUZZ_INPUT, so that it is known if
+ * it ends the process. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -69,13 +70,13 @@ static void mutate(struct input *input) {
         case 0: input->data[at] ^= (unsigned char)(1u << drawn(8)); break;
         case 1: input->data[at] = (unsigned char)drawn(256); break;
         case 2: input->data[at] = numbers[drawn(sizeof numbers)]; break;
-        case 3: /* a call more */
+        case 3: /* append a call */
             if (input->size < LONGEST) input->data[input->size++] = (unsigned char)drawn(256);
             break;
-        case 4: /* less of it */
+        case 4: /* truncate */
             if (input->size > 3) input->size -= drawn(input->size / 2);
             break;
-        case 5: { /* the end of another */
+        case 5: { /* append the end of another input */
             const struct input *other = &kept[drawn(n_kept)];
             size_t cut = drawn(other->size + 1), room = LONGEST - at, more = other->size - cut;
             if (more > room) more = room;

@@ -1,11 +1,12 @@
-/* One input of the fuzzer: numbers that are written over shared memory, then calls of the core on it.
+/* Runs one input of the fuzzer: overwrites numbers in shared memory, and then calls the core on it.
  *
- *     byte 0        bit 0: items are records; bits 1-2: lanes, less one; bit 3: priorities are kept
+ *     byte 0        bit 0: items are records; bits 1-2: lanes - 1; bit 3: priorities are kept
  *     byte 1        number of changes, of ten bytes each: kind, offset (u16), where (u8), value (six bytes)
- *     the rest      calls, one a byte
+ *     the rest      one call per byte
  *
- * Whatever the input says, no call leaves its memory (the areas are allocated apart, for AddressSanitizer), none ends
- * the process, and none goes on for ever. LLVMFuzzerTestOneInput is libFuzzer's name for it; driver.c is ours. */
+ * With any input, no call accesses other memory, ends the process, or runs for ever. The areas are allocated
+ * separately, so that AddressSanitizer notices accesses between them. LLVMFuzzerTestOneInput is the name that
+ * libFuzzer requires. driver.c is our own driver. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +33,7 @@ struct specimen {
     struct shmb_sections sections;
     unsigned char *control, *slots, *payload; /* shared memory */
     uint64_t payload_bytes;
-    unsigned char *whole; /* all of it, as it was before any damage */
+    unsigned char *whole; /* all shared memory, before any damage */
 };
 
 static unsigned char rows[BATCH * MOST_LANES * ROW_BYTES], bodies[BATCH * 256];
@@ -44,7 +45,7 @@ static void *need(void *memory) {
     return memory;
 }
 
-/* The byte ring, mapped twice in a row between pages that nobody may touch. */
+/* Maps the byte ring twice in a row between pages without access. */
 static unsigned char *two_maps(void) {
     int fd = memfd_create("records", 0);
     if (fd < 0 || ftruncate(fd, RECORD_BYTES) != 0) abort();
@@ -105,7 +106,7 @@ static void sample_some(struct shmb_ring *ring, uint64_t key, bool prioritized) 
     uint64_t redrawn;
     int status = shmb_sample(ring, &call, COUNT, key, ring->bytes ? NULL : leaves, index, tickets, weights, 0.5, prioritized,
                              &redrawn, ring->bytes ? &arena : NULL);
-    for (int i = 0; status == SHMB_OK && i < COUNT; i++) /* what it returns can be used as an index */
+    for (int i = 0; status == SHMB_OK && i < COUNT; i++) /* the drawn index must be valid */
         if ((uint64_t)index[i] >= ring->elements) abort();
 }
 
@@ -154,7 +155,7 @@ static void update_some(struct shmb_ring *ring, uint64_t from) {
     shmb_update(ring, &call, index, NULL, priorities, 2, &applied);
 }
 
-/* As recovery: a new mutex, every entry reaped, words that can be, one way through the byte ring, the tree. */
+/* Recovers like the library: a new mutex, all entries reaped, valid words, a consistent byte ring, and the tree. */
 static void recover(struct shmb_ring *ring) {
     int64_t held[CAPACITY];
     uint64_t count = 0;
@@ -169,7 +170,7 @@ static void recover(struct shmb_ring *ring) {
         if (item && ring->bytes) item = shmb_is_valid_extent(ring, ring->extents[slot]);
         if (!item) atomic_store(&ring->words[slot], 0);
         uint64_t at = count;
-        for (; item && ring->bytes && at > 0; at--) { /* slots come in the order of their positions */
+        for (; item && ring->bytes && at > 0; at--) { /* slots are sorted by their positions */
             if (ring->extents[held[at - 1]].position <= ring->extents[slot].position) break;
             held[at] = held[at - 1];
         }
@@ -210,7 +211,7 @@ static void live(struct specimen *one, bool prioritized) {
     for (int i = 0; i < 6; i++) write_some(ring, 1 + (unsigned)i, true);
     write_some(ring, 2, false);
     update_some(ring, 3);
-    /* A writer who died between claim and commit. */
+    /* A writer that died between claim and commit. */
     uint64_t first = atomic_load(&ring->runtime->head);
     dead->incarnation = 7, dead->first = first, dead->count = 2, dead->phase = SHMB_PAYLOAD, dead->state = SHMB_LIVE;
     for (uint64_t ticket = first; ticket < first + 2; ticket++)
@@ -296,7 +297,7 @@ static void change(struct specimen *one, const unsigned char *how) {
     }
     unsigned width = how[0] % 4 == 1 ? 4 : 8;
     unsigned char *at = area + offset % (bytes / width) * width;
-    /* Of its mutex the C library believes all but the kind, which the core looks at; a holder only costs time. */
+    /* The C library trusts all fields of a mutex. The core checks only the kind, and a wrong holder only costs time. */
     unsigned char *kind = (unsigned char *)&one->ring.runtime->mutex.__data.__kind;
     if (area == one->control + SHMB_RUNTIME_OFFSET && at < area + sizeof one->ring.runtime->mutex_bytes && at != kind) return;
     uint64_t before = 0;
