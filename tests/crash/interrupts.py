@@ -141,7 +141,7 @@ def walk(deed: Deed, *, stride: int = 1, all_of: str = "", once: bool = True) ->
 
 
 def interrupt(deed: Deed, number: int) -> None:
-    """Interrupts a deed at one place; fails if init.lock or another lock is held afterwards."""
+    """Interrupts a deed at one place; fails if a lock, file or map is held afterwards."""
     before, mapped = holdings.held(), holdings.mapped()
     place = f"{deed.name}, {number}"
     with deed.begin() as (act, works):

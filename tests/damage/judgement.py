@@ -78,7 +78,10 @@ def _require_right(
 def _require_counted(
     specimen: Specimen, ring: Ring, found: set[int], report: RecoveryReport
 ) -> None:
-    """Checks the counts of lost items. An abort also leaves ABORTED, which may be uncounted."""
+    """Checks that all lost items were counted.
+
+    A slot that says ABORTED may come from a writer's own abort, which no report counts.
+    """
     states = slots.states(ring.live.words)
     lost = {slot for slot in specimen.truth if slot not in found}
     uncounted = {slot for slot in lost if states[slot] != SlotState.ABORTED}

@@ -232,7 +232,7 @@ class _InActor:
 
 
 def _part(name: str, rb: Make) -> Make:
-    """Yields a part of a buffer, which stays open in the block."""
+    """Returns a function that yields a part of a buffer, which stays open in the block."""
 
     @contextmanager
     def made(where: Path) -> Iterator[Any]:

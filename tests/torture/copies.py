@@ -60,7 +60,7 @@ class Copies:
         return True
 
     def _oldest(self) -> int:
-        """Returns the oldest ticket that is present; no later ticket has been overwritten yet."""
+        """Returns the oldest present ticket. Items from it on have not been overwritten yet."""
         private = self.path / ".shmbuffer"
         head = int(np.fromfile(private / "control", "<u8", 1, offset=HEAD_AT)[0])
         words = np.fromfile(private / "slots", "<u8", self.capacity)
