@@ -265,7 +265,7 @@ def stopped_at(path: Path, point: str, work: Callable[[Engine], None]) -> Iterat
 
 
 def require_sound(engine: Engine) -> None:
-    """G5: all nodes, leaves, lengths and words are exact, and no slot is lost."""
+    """Checks G5: nodes, leaves, lengths and words are exact, and no slot is lost."""
     ring = engine.ring()
     assert ring is not None
     report = engine.check()
@@ -274,7 +274,7 @@ def require_sound(engine: Engine) -> None:
 
 
 def require_usable(ring: Ring, number: int) -> None:
-    """G4: a survivor can write, sample and update."""
+    """Checks G4: a survivor can write, sample and update."""
     before = ring.write_count
     ticket = write(ring, [number])
     assert read_all(ring)[ticket % ring.capacity] == number

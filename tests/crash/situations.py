@@ -95,7 +95,7 @@ def prepare(path: Path, situation: Situation, kind: str) -> Engine:
 
 
 def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
-    """G1, G2, G3: the batch is complete or absent, and the other old items are unchanged.
+    """Checks G1, G2, G3: the batch is complete or absent, other old items are unchanged.
 
     Returns True if the batch is present.
     """

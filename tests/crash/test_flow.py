@@ -274,7 +274,7 @@ def buffer(path: Path, deed: Deed, kind: str = "rows") -> Iterator[Engine]:
 
 
 def require_consistent(engine: Engine) -> None:
-    """The counters in the runtime page match the registry."""
+    """Checks that the counters in the runtime page match the registry."""
     runtime, entries = engine.seat.control.runtime[0], engine.seat.control.entries
     engine.stats()  # takes the mutex, which repairs what a dead owner left
     claimed = entries["phase"] == Phase.PAYLOAD
@@ -324,7 +324,7 @@ def told(limiter: RateLimiter | None) -> object:
 def require_queue(
     ring: Ring, limiter: RateLimiter, deed: Deed, ours: dict[int, int], full: bool
 ) -> None:
-    """The remaining items come in order, none too often, and then all space can be used."""
+    """Checks the order and number of the remaining items, and then uses all space."""
     times = limiter.max_times_sampled
     assert times is not None
     handed = np.zeros(200, int)
@@ -347,7 +347,7 @@ def require_queue(
 
 
 def require_ratio(ring: Ring, limiter: RateLimiter) -> None:
-    """Both sides stay within the error buffer, and one of them can always go on."""
+    """Checks that both sides stay within the error buffer, and that one can always go on."""
     buffer = limiter.tolerance
     assert abs(ring.admission.rate_status().ahead) <= buffer
     went = {"write": 0, "sample": 0}

@@ -74,7 +74,7 @@ DEEDS = {"write": writes, "place": places, "reserve": reserves}
 
 
 def require_all_slots_usable(engine: Engine) -> None:
-    """No item of the victim is present, and every slot can be written in turn."""
+    """Checks that no item of the victim is present, and writes every slot in turn."""
     ring = ring_of(engine)
     require_sound(engine)
     assert read_all(ring) == WRITTEN

@@ -243,7 +243,7 @@ def refused(error: type[Exception], call: Callable[[], object]) -> None:
 
 
 def holds_nothing(engine: Engine) -> None:
-    """No space is reserved, no item is being read, and other clients may use all space."""
+    """Checks that nothing is reserved or being read, and that all space can be used."""
     waits_for_nobody(engine)
     control = engine.seat.control
     assert not control.entries["reading"].any()
@@ -251,7 +251,7 @@ def holds_nothing(engine: Engine) -> None:
 
 
 def waits_for_nobody(engine: Engine) -> None:
-    """No entry in shared memory says that a client of the buffer waits."""
+    """Checks that no entry in shared memory says that a client waits."""
     control = engine.seat.control
     assert not control.entries["waits_for"].any()
     assert not control.entries["turn"].any()

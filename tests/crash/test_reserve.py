@@ -198,7 +198,7 @@ def buffer(path: Path, deed: Deed) -> Iterator[tuple[Engine, int]]:
 
 
 def require_consistent(engine: Engine) -> None:
-    """The counters in the runtime page match the reservations."""
+    """Checks that the counters in the runtime page match the reservations."""
     engine.stats()  # takes the mutex, which repairs what a dead owner left
     table, runtime = table_of(engine.seat), engine.seat.control.runtime[0]
     held = table["state"] == ReservationState.OPEN
@@ -238,7 +238,7 @@ def require_mended(engine: Engine, name: int | None, deed: Deed) -> None:
 
 
 def require_room(ring: Ring, name: int | None, batch: int) -> None:
-    """Other writers can use the space that is not reserved, and the survivor its own."""
+    """Checks that others can use the space that is not reserved, and the survivor its own."""
     if ring.admission.is_queue:
         take_all(ring)
         room = CAPACITY

@@ -45,7 +45,7 @@ def never(engine: Engine) -> None:
 
 
 def goes_on(engine: Engine) -> None:
-    """The process was interrupted and uses its handle as before."""
+    """Checks that an interrupted process can use its handle as before."""
     ring = ring_of(engine)
     ticket = write(ring, [777])
     assert read_all(ring)[ticket % ring.capacity] == 777

@@ -241,7 +241,7 @@ def two_deaths(
 
 
 def require_in_order(path: Path) -> None:
-    """All checks of the whole directory pass, and no file is left after its removal."""
+    """Runs all checks of the directory, removes it, and checks that no file is left."""
     assert [name for name in everything(path) if ".new" in name or "tmp" in name] == []
     report = check(path)
     assert report.ok, report.problems

@@ -91,7 +91,7 @@ def _require_counted(
 
 
 def _require_usable(engine: Engine) -> None:
-    """G4: items can be written, read and updated with any priorities, and are then intact."""
+    """Checks G4: items can be written, read and updated, and are intact afterwards."""
     ring = engine.ring()
     assert ring is not None
     before = engine.check().problems

@@ -38,7 +38,7 @@ def consumed(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def require_mended(specimen: Specimen, case: Damage) -> None:
-    """The buffer is refused, or recovered with its items, and consumers and writers go on."""
+    """Checks that the buffer is refused, or is recovered and can be used."""
     specimen.damage(*case.changes)
     require_looks_answer(specimen)
     engine = answer(lambda: Engine.open(specimen.path, None, timeout=5.0), specimen)
@@ -66,7 +66,7 @@ def _drain_or_remove(engine: Engine, name: str) -> None:
 
 
 def require_answers(specimen: Specimen, *changes: Change) -> None:
-    """Calls on an open handle fail or do their work while the ledger is overwritten."""
+    """Checks that calls on an open handle fail or do their work with a damaged ledger."""
     specimen.restore()
     engine = Engine.open(specimen.path, None)
     ring = engine.ring()

@@ -73,7 +73,7 @@ def exchanged(value: Any, at: tuple[Any, ...], by: Any) -> Any:
 
 
 def require_refused_or_served(path: Path) -> None:
-    """A client gets a sample, or an error that names the directory and a remedy."""
+    """Checks that a client gets a sample, or an error with the directory and a remedy."""
     try:
         with attach(path) as buffer:
             assert len(buffer.sample(None if buffer.batch_size else 4)) >= 1

@@ -149,7 +149,7 @@ def is_of_a_handle(what: str, scenario: Scenario) -> bool:
 
 
 def what_is_wrong_with(error: BaseException, folder: Path) -> str | None:
-    """Returns a problem unless the error is a library error, or a system error with a path."""
+    """Returns a problem unless the error is from the library, MemoryError, or names a path."""
     if isinstance(error, ShmBufferError):
         return None if error.message else "an error that says nothing"
     if isinstance(error, MemoryError):

@@ -66,7 +66,7 @@ def sweep(name: str, kind: str, *, count: int, seed: int, on: str = "", only: st
             once and from then on, in a process that stays and in one that dies.
         seed: seed of the draw.
         on: a regular expression. Only calls are used whose kind and path match it.
-        only: a regular expression. Only faults are used whose description matches it.
+        only: a regular expression. Only faults are used whose whole description matches it.
     """
     make = SCENARIOS[name]
     first = run(make, kind, None, stays=True)

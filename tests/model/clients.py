@@ -126,7 +126,7 @@ class Clients(Mending):
     # Death
 
     def shown_dead(self, s: bytearray, b: int) -> str:
-        """The kernel shows that a process is dead."""
+        """Lets the kernel show that a process is dead."""
         self.bury(s, b)
         return "shown dead"
 

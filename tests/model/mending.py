@@ -43,7 +43,7 @@ class Mending(Shared):
     # Reap: the claim and the entry of a client that is proven dead
 
     def reaper_asks(self, s: bytearray, b: int, e: int) -> str | None:
-        """The kernel says that the owner of an entry is dead. The mutex is not held."""
+        """Asks the kernel, without the mutex, whether the owner of an entry is dead."""
         if not s[e + LIVE] or s[e + OWNER]:
             return None
         s[b + TARGET], s[b + SEEN] = e, s[e + INCARNATION]

@@ -25,7 +25,7 @@ SMALL = [
 def test_every_run_comes_to_the_last_version_with_items_that_are_young(ages: Ages) -> None:
     """Items reach the allowed age and no more, with one exception.
 
-    The exception are items that a learner held when it died beside other learners.
+    The exception is an item that a learner held when it died beside other learners.
     """
     found = explore(ages)
     assert (found.early, found.circles) == (0, 0)

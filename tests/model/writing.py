@@ -332,7 +332,7 @@ class Writing(Shared):
         return "wait.woken"
 
     def wait_asks(self, s: bytearray, b: int) -> str | None:
-        """The kernel says that the other client is dead. Reaps this client and checks again."""
+        """Reaps the other client if the kernel says that it is dead, and checks again."""
         e = s[b + TARGET]
         if s[e + OWNER] or not s[e + LIVE] or s[e + INCARNATION] != s[b + SEEN]:
             return None
@@ -343,7 +343,7 @@ class Writing(Shared):
         return "reap.asked"
 
     def wait_forfeits(self, s: bytearray, b: int) -> str | None:
-        """The client ahead has not used its queue position in time, and moves to the end."""
+        """Moves the client ahead to the end of the queue, because it was too slow."""
         ahead = self.turn_ahead(s, s[b + ENTRY])
         allowed = self.scenario.forfeits and "turn not forfeited" not in self.broken
         if not allowed or not ahead or s[MUTEX] != 0:
@@ -355,7 +355,7 @@ class Writing(Shared):
         return "wait.forfeit"
 
     def wait_times_out(self, s: bytearray, b: int) -> str | None:
-        """The deadline has passed. No slot was taken, so only the queue position is given back."""
+        """Gives the queue position back after the deadline. No slot was taken."""
         allowed = self.scenario.timeouts and "no deadline" not in self.broken
         if not allowed or s[MUTEX] != 0:
             return None

@@ -18,7 +18,7 @@ _open = _came = False
 
 
 def expect() -> None:
-    """From now on, SIGINT interrupts only the functions that `finishes` calls."""
+    """Makes SIGINT interrupt only the functions that `finishes` calls."""
     signal.signal(signal.SIGINT, _interrupt)
     gc.freeze()  # so that the garbage collection after each interrupt is short
     sys.unraisablehook = _unraisable

@@ -234,7 +234,7 @@ def require_drawn_from(
     weights: NDArray[np.float32],
     beta: float = 0.5,
 ) -> None:
-    """H12 for a sample that was drawn by priority while no process changed the buffer."""
+    """Checks H12 for a sample that was drawn by priority while the buffer did not change."""
     assert (image.tickets[index] == tickets).all()
     least = image.mass[image.mass > 0].min()
     expected = (image.mass[index] / least) ** -beta

@@ -40,7 +40,7 @@ class Slope:
         return cls(name, float(y.mean()), slope, slope - reach, slope + reach, seconds)
 
     def grown(self) -> float:
-        """The least growth over the whole time, negative if the series fell, or 0 if unclear."""
+        """Returns the least growth over the whole time (negative for a fall), or 0 if unclear."""
         if self.lowest > 0:
             return self.lowest * self.seconds
         return min(0.0, self.highest * self.seconds)

@@ -27,7 +27,7 @@ RECORDS = Plan(16, 256, BATCH, 4096, 1, 1, 0.5)
 
 
 def played(folder: Path, plan: Plan) -> Path:
-    """A writer goes around a ring twice; a learner samples and updates, the last time unheard."""
+    """Writes twice around a ring, samples and updates; the outcome of the last is not noted."""
     logs, rng = folder / "logs", np.random.default_rng(1)
     logs.mkdir()
     with (
@@ -254,14 +254,14 @@ def lock_left_by_an_interrupt(history: History, image: Image) -> None:
 
 
 def written_after_the_copy(history: History, image: Image) -> None:
-    """The copy was made before ticket 30 was written, but the item is present."""
+    """Puts back a copy from before ticket 30 was written, although the item is present."""
     moment = int(history.batches["began"][history.batches["ticket"] == 30][0])
     mark(history, Kind.COPIED, began=moment - 2, ended=moment - 1)
     mark(history, Kind.RESTORED, began=NEVER - 1, ended=NEVER - 1)
 
 
 def lost_in_a_copy(history: History, image: Image) -> None:
-    """The copy was made after all items were written, but ticket 30 is missing."""
+    """Puts back a copy from after all writes, although ticket 30 is missing."""
     set_state(image, 30, EMPTY)
     put_back(history, image)
 
