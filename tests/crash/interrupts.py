@@ -150,7 +150,7 @@ def interrupt(deed: Deed, number: int) -> None:
                 act()
         except KeyboardInterrupt as error:
             place += f": {error}"
-            # the traceback keeps its frames alive
+            # The traceback keeps its frames alive, so their locks must be free already.
             assert not _locked("/.shmbuffer/init.lock"), place
         works()
     del act, works

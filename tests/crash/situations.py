@@ -104,7 +104,7 @@ def require_whole_or_absent(engine: Engine, situation: Situation) -> bool:
     batch = {slot: number for slot, number in there.items() if number >= 100}
     assert batch in ({}, situation.after), "a part of a dead writer's batch is there"
     untouched = {s: number for s, number in situation.old.items() if s not in situation.targets}
-    # the oldest items may have been evicted
+    # The oldest items may have been evicted.
     if engine.ring().schema.record_bytes == KINDS["short records"]:
         kept = sorted(set(there.values()) & set(untouched.values()))
         assert kept == sorted(untouched.values())[len(untouched) - len(kept) :]

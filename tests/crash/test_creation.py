@@ -306,7 +306,7 @@ def test_a_handle_that_has_not_read_an_item_yet_learns_of_a_removal(
         assert dies(tmp_path / "buffer", point, define_and_remove)
         before = ("remove.closing", "remove.state", "remove.synced")
         if point in before or (kind, point) == ("records", "remove.leaves"):
-            # all files are still present
+            # All files are still present.
             assert late.ring() is not None
         else:
             with pytest.raises(

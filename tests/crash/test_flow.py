@@ -159,7 +159,7 @@ def reads(engine: Engine) -> None:
 
 #: Deeds only for rows. Records are claimed and filled in one call.
 OF_ROWS = (aborts, aborts_and_writes, registers_and_writes, registers_and_leaves)
-#: Deeds that change the balance of both sides only by the items that are present.
+#: Deeds after which the balance of both sides depends only on the items that are present.
 NOT_DRAWN = (writes, places, samples_past_the_limit, aborts)
 WRITE = ("flow.pending", "flow.promised", "flow.settled")
 COMMIT = ("flow.goal", "flow.base")

@@ -54,7 +54,7 @@ def require_mended_or_refused(specimen: Specimen) -> None:
         found = contents(engine.ring())
         report = engine.check()
         _require_right(specimen, found, report)
-        # a client's identity is damaged; it counts as alive without a proof of its death
+        # A client's identity is damaged. It counts as alive, so no recovery has run.
         if engine.report is None:
             return
         others = [line for line in report.problems if not NAMED.match(line)]

@@ -97,7 +97,7 @@ class Save(Scenario):
         return self.kind == "records" or self.files <= {*files_below(self.folder / "save")}
 
     def stop(self) -> None:
-        # removes what an interrupted save has left
+        # This removes what an interrupted save has left.
         self.buffer.dumps(self.target, layout=self.layout)
         self.buffer.close()
         self.remove()

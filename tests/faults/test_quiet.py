@@ -86,7 +86,7 @@ def test_the_hot_calls_need_no_file_and_no_descriptor(tmp_path: Path, kind: str)
         assert engine.ring() is not None
         found = sorted(read_all(engine.ring()).values())
         assert found
-        # a short byte ring does not have space for all records
+        # A short byte ring does not have space for all records.
         assert found == list(range(12))[-len(found) :]
 
 

@@ -251,7 +251,7 @@ class TakeOver(Sweep):
 
     def act(self) -> None:
         self.engine = self.keep(Engine.open(self.path, None, timeout=AT_ONCE))
-        # fails if the death of the owner cannot be proved
+        # This fails if the death of the owner cannot be proved.
         self.engine.take_ownership(timeout=AT_ONCE)
 
     def is_done(self) -> bool:

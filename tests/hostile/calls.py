@@ -48,7 +48,7 @@ from shmbuffer.distributed.shards.sharded_client import ShardedClient
 from tests.distributed.test_shard_saves import Shards
 
 for module in ("matplotlib.backends.backend_agg", "ray", "h5py", "pyarrow.parquet"):
-    # rows that need the module are reported as missing
+    # Rows that need a missing module are reported later.
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module(module)  # import here instead of in each of many children
 

@@ -98,7 +98,7 @@ def _methods(cls: type) -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in dir(cls):
         found = inspect.getattr_static(cls, name)
         found = getattr(found, "__func__", found)
-        # it stands for a method of another class
+        # A descriptor of this package stands for a method that is defined elsewhere.
         if type(found).__module__.startswith("shmbuffer"):
             found = getattr(cls, name, None)
         is_public = not name.startswith("_") or name in _SPECIAL

@@ -89,7 +89,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
 def test_a_call_that_is_wrong_is_noticed(
     monkeypatch: pytest.MonkeyPatch, trap: str, run: Callable[[Path], object], said: str
 ) -> None:
-    # a shorter limit is enough for a call that never ends
+    # A shorter limit is enough for a call that never ends.
     monkeypatch.setattr("tests.damage.trials.WATCHDOG_S", 2)
     monkeypatch.setitem(TABLE, "wrong", Call(run))
     (failure,) = failures([Trial("wrong", (Trap(trap),))], judge)

@@ -131,7 +131,7 @@ class Model(Writing, Reading, Emptying, Clients):
         self.actions = self._actions()
         self.mover = 0  # the process whose step broke a rule
         kinds = {op.kind for program in scenario.programs for op in program}
-        # these calls move the head by a lap
+        # These calls move the head by a lap.
         self.in_order = not kinds & {"placed", "in place", "empty"}
 
     def successors(self, s: bytes) -> Iterator[tuple[int, str, bytearray]]:

@@ -31,7 +31,7 @@ class Reading(Shared):
         if s[self.leaf + i] == 0 or word & 3 != COMMITTED:
             return None
         s[b + SLOT], s[b + WORD] = i, word
-        # after one failed round, the row is copied while the mutex is held
+        # After one failed round, the row is copied while the mutex is held.
         s[b] = At.SAMPLE_COPY if s[b + ROUND] else At.SAMPLE_UNLOCKED
         return "sample.drawn"
 

@@ -62,7 +62,7 @@ ADDRESS = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FLAVOURS = {
     "plain": Flavour(("-O2",)),
     "thread": Flavour(
-        # gcc warns that it does not support fences; see points.h
+        # gcc warns that it does not support fences. See points.h.
         ("-O1", "-fsanitize=thread", "-Wno-tsan"),
         {"TSAN_OPTIONS": "halt_on_error=1"},
     ),

@@ -145,7 +145,7 @@ def test_the_picture_of_its_life_names_every_file_that_writes_a_word() -> None:
         path.name
         for files, store in stores.items()
         for path in package.glob(files)
-        # their words are not shared between processes
+        # The words in these files are not shared between processes.
         if path.name not in ("copied_buffer.py", "snapshot.py")
         and re.search(store, path.read_text())
     }

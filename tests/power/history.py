@@ -97,7 +97,7 @@ class History:
         """Returns the history that the next process finds after a power cut at this step."""
         there = set(self.now.places()) if self.now else set()
         after = replace(self, now=None, over=self.over | (self.acked.keys() - there))
-        # the next process may find the old buffer or a new one, without guaranteed items
+        # The next process may find the old buffer or a new one. No item is guaranteed.
         if self.removing:
             nothing: dict[str, Any] = {"covered": {}, "priorities": {}, "gone": set()}
             over = after.over | self.acked.keys()

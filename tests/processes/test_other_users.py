@@ -337,7 +337,7 @@ def test_new_files_are_for_their_owner_until_the_owner_lets_the_group_read(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "buffer"
-    # the user wants to list the directory, and did not decide about the files
+    # The user wants others to list the directory, and did not decide about the files.
     path.mkdir(mode=0o755)
     with items.create(path, 8) as engine:
         items.write(engine, [1])
@@ -355,7 +355,7 @@ def test_new_files_are_for_their_owner_until_the_owner_lets_the_group_read(
         "later": 0o750,
         "later/one": 0o640,
         "later/two": 0o640,
-        # a user who may open a lock file may lock it
+        # A user who may open a lock file may lock it.
         ".shmbuffer/new.lock": 0o600,
     }
 

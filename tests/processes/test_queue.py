@@ -55,7 +55,7 @@ def test_every_item_comes_out_once_and_in_order_while_collectors_are_killed(
         while queued(stage) + 3 > CAPACITY:
             left = queued(stage)
             answer = learner.do("sample", 1, timeout=0)
-            # the dead process left the remaining items
+            # The items that remain are those of the dead process.
             assert answer.error is None or queued(stage) < left
     while learner.do("sample", 1, timeout=0).error is None:
         pass

@@ -150,7 +150,7 @@ class Arena:
     ) -> None:
         self._orphans += [(chair.pid, chair) for chair in self.chairs if chair.pid]
         while self._orphans:
-            # another error is already being raised, or no caller asked for the outcome
+            # Another error is already being raised, or no caller asked for the outcome.
             with contextlib.suppress(AssertionError):
                 self.end_orphans()
         adopt_orphans(False)
@@ -174,14 +174,14 @@ class Arena:
 
     def _start(self, chair: Chair) -> int:
         body = partial(self._act, chair)
-        # until `_act` has installed its handlers
+        # The signals are blocked until `_act` has installed its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, STARTING)
         try:
             if chair.container is not None:
                 own_proc = bool((self.seed + chair.who) & 1)
                 return contained(_leaves(body), chair.container, own_proc=own_proc)
             pid = forked(body)
-            # the process may have done it itself, or may be dead
+            # The process may have done it itself, or may be dead.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             return pid
@@ -192,10 +192,10 @@ class Arena:
         if chair.container is None:
             os.setpgid(0, 0)
         interrupts.expect()
-        # otherwise the end of file would not show that the campaign is dead
+        # Otherwise the end of file would not show that the campaign is dead.
         os.close(self._stands[0])
         rng = np.random.default_rng([self.seed, chair.who])
-        # the first process of a pid namespace needs handlers
+        # The first process of a pid namespace needs handlers.
         if rng.random() < 0.5 or chair.container is not None:
             signal.signal(signal.SIGTERM, self._leave)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STARTING)

@@ -133,7 +133,7 @@ def collect_once(actor: Actor, buffer: Any, storage: str, first: int) -> int:
     else:
         slot = int(index[0])
         ticket = before + (slot - before) % CAPACITY
-        # otherwise the ticket may belong to a later lap, and the outcome is unknown
+        # After a whole lap the ticket is ambiguous, so no outcome is noted.
         if ring.head - before < CAPACITY:
             actor.log.written(first, count, ticket)
     return first + count

@@ -81,7 +81,7 @@ class Log:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._updates, self._samples, self._calls = (
             os.open(folder / f"{chair}.{name}", flags, 0o600)
-            # readers open the last of these files first
+            # Readers open the last of these files first.
             for name in ("updates", "samples", "calls")
         )
         self._event = np.zeros(1, EVENT)

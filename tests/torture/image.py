@@ -63,7 +63,7 @@ def crc32c(start: int, data: bytes) -> int:
 def _crc32c_of_page(start: int, data: bytes) -> int:
     text = np.frombuffer(data.ljust(4, b"\0"), np.uint8).copy()
     crc = start ^ 0xFFFFFFFF
-    # the CRC so far is treated as part of the text
+    # The CRC so far is treated as part of the text.
     text[:4] ^= np.frombuffer(struct.pack("<I", crc), np.uint8)
     following = np.arange(len(data) - 1, -1, -1)
     shared = int(np.bitwise_xor.reduce(_SHARES[following, text[: len(data)]]))
