@@ -105,7 +105,7 @@ def _used_names(row: str) -> list[str]:
 
 
 def judge(trial: Trial) -> None:
-    """Makes the call in a child; raises AssertionError if it breaks a rule."""
+    """Makes the call; raises AssertionError if it breaks a rule. It has to run in a child."""
     call = TABLE[trial.row]
     with _scene(call) as path:
         call.prepare(path)

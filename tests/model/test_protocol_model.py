@@ -117,7 +117,7 @@ SCENARIOS = {
     ),
 }
 
-# Scenarios with the same steps and fewer processes or writes are searched by default.
+# Only `--full` searches these. Other scenarios have the same steps with fewer processes or writes.
 WIDE = {
     "two ring writers, a learner and a reaper",
     "a learner gives back priorities",

@@ -60,7 +60,7 @@ def test_a_process_that_dies_opening_its_logs_has_reported_nothing(
 
 def test_only_copies_on_the_line_to_the_present_count() -> None:
     batches, marks = np.zeros(5, History.BATCH), np.zeros(4, EVENT)
-    # Before the first copy, after it, before the second copy (in the second era), during and after it.
+    # The batches began before and after the first copy, and before, during and after the second.
     batches["began"] = [10, 30, 50, 60, 80]
     batches["ended"] = [11, 31, 51, 64, 81]
     batches["ticket"] = [0, 1, 1, 2, 3]
