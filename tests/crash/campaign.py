@@ -128,7 +128,7 @@ def writers(folder: Path, draw: random.Random, *, alone: bool) -> int:
 
 
 def mending(folder: Path, draw: random.Random) -> int:
-    """Kills two processes, the second one while it repairs after the first."""
+    """Kills a process, and then others while they repair after it; returns the number."""
     deed, point = draw.choice(PAIRS)
     two_deaths = draw.choice((two_deaths_beside_a_survivor, two_deaths_and_nobody_left))
     return 1 + two_deaths(folder / "buffer", deed, point, COMPOUND_STRIDE)
@@ -147,7 +147,7 @@ def in_company(folder: Path, draw: random.Random) -> int:
 
 
 def creating(folder: Path, draw: random.Random) -> int:
-    """Kills a creator at every passing of a system call."""
+    """Kills a creator at every passing of a random system call."""
     return killed_while_creating(folder, draw.choice(("rows", "records")), draw.choice(CALLS))
 
 

@@ -85,7 +85,10 @@ def drawn(save: Path, seed: str) -> list[tuple[str, Damage]]:
 
 
 def loaded(kind: str, save: Path) -> Any:
-    """Loads into a buffer with other items; returns its items or the error, and changes nothing."""
+    """Loads into a buffer with other items; returns its items or the error.
+
+    A load that fails must not change the buffer.
+    """
     rb, failed = KINDS[kind].filled(20), None
     before = content(rb)
     try:

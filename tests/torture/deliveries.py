@@ -115,7 +115,7 @@ class Deliveries:
             if one["ticket"] >= 0
             for i in range(int(one["count"]))
         }
-        self.lived: dict[int, int] = defaultdict(int)  # how long each learner lived, at least
+        self.lived: dict[int, int] = defaultdict(int)  # time of the last entry
         for who, ended in zip(rows["who"].tolist(), rows["ended"].tolist(), strict=True):
             self.lived[who] = max(self.lived[who], ended)
         self.each: dict[tuple[int, int], list[Any]] = defaultdict(list)
@@ -162,10 +162,10 @@ class Deliveries:
         return found
 
     def _held_until(self, took: Any, rows: list[Any]) -> int:
-        """Returns how long a learner held an item, at least.
+        """Returns the time until which a learner held an item, at least.
 
-        The time ends with the lease, with the last entry of the learner, or with its
-        acknowledgement.
+        The learner held it until the lease ended, until the last entry of the learner, or until
+        it acknowledged or returned the item.
         """
         ends = [
             int(one["began"])
