@@ -1,7 +1,7 @@
 """The process that moves the base of the versions dies: the base is the old one or the new one.
 
-"comes"    a learner for the next batch, with a version that was made without items "begins"   a
-writer of the first item, after versions that were made without items
+comes     a learner that takes the next batch, with a version that was made without items
+begins    a writer of the first item, after versions that were made without items
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plays every errno at every libc call of all scenarios in turn, until the time is over.
 
-python -m tests.faults.campaign --seconds 60 --seed 1 python -m tests.faults.campaign --only Create
---kind rows --fault 'call 7: EIO once, dies'
+python -m tests.faults.campaign --seconds 60 --seed 1
+python -m tests.faults.campaign --only Create --kind rows --fault 'call 7: EIO once, dies'
 """
 
 from __future__ import annotations

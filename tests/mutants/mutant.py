@@ -1,12 +1,16 @@
 """Reads patch files: what is broken, which rule that breaks, and which tests have to catch it.
 
-The second look at a slot word is left out: a copy is kept whatever happened meanwhile.
+A patch file looks like this::
 
-Rule: two equal reads of a word mean that nothing happened between them (G2). Caught by:
-    tests/memory/ring/test_ring.py::test_a_row_that_changed_between_draw_and_copy_is_drawn_again
-Fails with: LockTimeout                         only if the error is not an assertion
+    The second look at a slot word is left out: a copy is kept whatever happened meanwhile.
 
-diff --git a/shmbuffer/_native/core/sample.c b/shmbuffer/_native/core/sample.c ...
+    Rule: two equal reads of a word mean that nothing happened between them (G2).
+    Caught by:
+        tests/memory/ring/test_ring.py::test_a_row_that_changed_between_draw_and_copy_is_drawn_again
+    Fails with: LockTimeout                         only if the error is not an assertion
+
+    diff --git a/shmbuffer/_native/core/sample.c b/shmbuffer/_native/core/sample.c
+    ...
 """
 
 from __future__ import annotations
