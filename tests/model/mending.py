@@ -106,7 +106,7 @@ class Mending(Shared):
         return bool(passed) and word & 3 == COMMITTED and "unmarked items stay" not in self.broken
 
     def forward(self, phase: int) -> bool:
-        """True if a claim of a dead owner is committed."""
+        """True if a claim of a dead owner is rolled forward in this phase."""
         if phase == COMMITTING:
             return "committing rolled back" not in self.broken
         return "dead writer's slots committed" in self.broken
