@@ -39,7 +39,7 @@ ALLOWED = {
     ("shmbuffer.cli", "_run", "os.open"): "the null device, in the place of a closed pipe",
     ("shmbuffer.memory.directory.anonymous", "Anonymous.create", "os.ftruncate"): _ANONYMOUS,
     ("shmbuffer.memory.directory.anonymous", "Anonymous.build", "os.ftruncate"): _ANONYMOUS,
-    ("shmbuffer.memory.directory.anonymous", "_Joining.__enter__", "os.open"): _ANONYMOUS,
+    ("shmbuffer.memory.directory.anonymous", "_JoinLock.__enter__", "os.open"): _ANONYMOUS,
     (
         *("shmbuffer.saves.checkpointers.record_image", "RecordImage.in_memory", "os.ftruncate"),
     ): _ANONYMOUS,

@@ -669,7 +669,7 @@ REFUSED: list[tuple[str, str, Spoil, type[ShmBufferError], str]] = [
         SCHEMA,
         lambda p: p.write_bytes(schema(9).to_json()),
         CorruptBufferError,
-        "schema.json: this is not the schema that the superblock names",
+        "schema.json: the schema does not match the superblock",
     ),
     ("truncated control", CONTROL, lambda p: os.truncate(p, 1), CorruptBufferError, "has 1 bytes"),
     ("symlinked control", CONTROL, linked, UnsafePathError, "this is a symbolic link"),
@@ -927,7 +927,7 @@ def test_a_child_whose_directory_is_gone_says_so(path: Path) -> None:
             shutil.rmtree(path)
             with pytest.raises(
                 ForkedHandleError,
-                match="this handle came through fork, but its directory is gone; close it",
+                match="inherited through fork, but its directory no longer exists; close",
             ):
                 write(ring_of(engine), [2])
 

@@ -1,8 +1,9 @@
 """Keeps a buffer in anonymous memory (memfd), for one process and its spawned children.
 
 One file without a name contains the control file, the size and JSON of the schema, the slots, each
-leaf and the ledger, each on separate pages. Parts that were never written use no memory. The file
-disappears when the last process that has it open ends, so recovery and cleanup are not needed.
+leaf and the ledger. Each section starts on a new page. Pages that were never written use no memory.
+The file disappears when the last process that has it open exits, so recovery and cleanup are not
+needed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WHERE = "anonymous memory"
 
 
 class Anonymous:
-    """The files of a buffer in anonymous memory. It owns ``file``, the memfd."""
+    """The memory of a buffer without a directory: one memfd, which this object owns as ``file``."""
 
     directory = None
     path = None
@@ -45,7 +46,7 @@ class Anonymous:
 
     @classmethod
     def create(cls, settings: dict[str, Any], flags: Flag) -> tuple[Anonymous, Control]:
-        """Creates a memfd with a formatted control file."""
+        """Creates a memfd that contains a formatted control file, and maps the control file."""
         backing = cls(_core.Descriptor())
         with _explain_errors(layout.CONTROL_BYTES):
             fd = backing.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
@@ -58,7 +59,12 @@ class Anonymous:
 
     @classmethod
     def wrap(cls, dictionary: bytes | None, where: str) -> Anonymous:
-        """Wraps memory that is already mapped, and that no other process shares."""
+        """Creates a backing for a buffer that is already mapped, and only by this process.
+
+        Args:
+            dictionary: The dictionary for compressing records, or None.
+            where: Description of the buffer for messages, such as the path of a save.
+        """
         backing = cls(_core.Descriptor(), where)
         with _explain_errors():
             backing.file.take(os.memfd_create, "shmbuffer", os.MFD_CLOEXEC)
@@ -71,11 +77,11 @@ class Anonymous:
             return Control(_core.Map(self.file.fd, layout.CONTROL_BYTES), WHERE)
 
     def extra_files(self) -> tuple[tuple[str, int], ...]:
-        """Returns no files, because there is no history and there are no weights."""
+        """Returns an empty tuple, because a buffer in memory has no history and no weights file."""
         return ()
 
     def to_picklable(self) -> Any:
-        """Returns an object that pickles as the file, for a process that is being spawned."""
+        """Returns a picklable duplicate of the memfd, for a process that is being spawned."""
         from multiprocessing import context, reduction
 
         if self.where != WHERE:
@@ -92,18 +98,22 @@ class Anonymous:
             )
         return reduction.DupFd(self.file.fd)
 
-    def lock(self, timeout: float) -> _Joining:
-        """Excludes other joining processes by a kernel lock on a separate descriptor."""
-        return _Joining(self.file.fd, timeout)
+    def lock(self, timeout: float) -> _JoinLock:
+        """Returns the lock that one process holds while it defines or joins the buffer."""
+        return _JoinLock(self.file.fd, timeout)
 
     def lock_growth(self, timeout: float) -> AbstractContextManager[None]:
-        """Does not lock, because there is no space to allocate."""
+        """Returns a context that takes no lock, because no space is allocated in steps."""
         return nullcontext()
 
     def build(self, schema: Schema, *, slots: int, adopt: bool) -> Mapped:
-        """Extends the memfd by schema, slots and leaves, and maps them."""
+        """Extends the memfd by the sections of a schema, stores the schema, and maps the sections.
+
+        If ``slots`` is not 0, the memory of all sections is allocated at once. ``adopt`` has no
+        effect.
+        """
         data = schema.to_json()
-        size, places = _places(schema, len(data))
+        size, offsets = _section_offsets(schema, len(data))
         try:
             # The file never becomes shorter, because views of an earlier definition would fault.
             if os.fstat(self.file.fd).st_size < size:
@@ -116,7 +126,7 @@ class Anonymous:
             if os.pwrite(self.file.fd, content, layout.CONTROL_BYTES) != len(content):
                 raise OSError(errno.EIO, "only a part of the schema was written")
             _core.reached("file.written")
-            return self._map(schema, places)
+            return self._map(schema, offsets)
         except (OSError, OverflowError) as error:
             raise SpaceError(
                 f"{WHERE}: {size} bytes are needed, but cannot be allocated ({error}); "
@@ -126,32 +136,38 @@ class Anonymous:
             ) from error
 
     def load(self, superblock: Any) -> Mapped:
-        """Reads the schema that another process built, and maps the rest."""
-        return self._map(*self._built())
+        """Reads the schema that another process has stored, and maps its sections."""
+        return self._map(*self._read_schema())
 
     def extend_ledger(self, start: int, nbytes: int) -> None:
-        """Allocates a part of the ledger; SpaceError if there is no memory. Under the lock."""
+        """Allocates ``nbytes`` bytes of the ledger, from the byte ``start``, under `lock`.
+
+        Raises SpaceError if there is not enough free memory.
+        """
         if self.where != WHERE:
-            return  # the whole ledger was mapped from the start
-        _, (*_, first) = self._built()
+            return  # a wrapped buffer has a map of the whole ledger
+        _, (*_, first) = self._read_schema()
         with _explain_errors(nbytes):
             free = filesystem.free_memory_bytes()
             filesystem.allocate_part(self.file.fd, first + start, nbytes, free=free)
 
-    def _built(self) -> tuple[Schema, list[int]]:
-        """Returns the schema in the file, and the offsets of the parts."""
+    def _read_schema(self) -> tuple[Schema, list[int]]:
+        """Returns the schema that is stored in the memfd, and the offsets of the sections."""
         with _explain_errors():
             size = int.from_bytes(os.pread(self.file.fd, 8, layout.CONTROL_BYTES), "little")
             data = os.pread(self.file.fd, size, layout.CONTROL_BYTES + 8)
         schema = Schema.from_json(data, WHERE)
-        return schema, _places(schema, size)[1]
+        return schema, _section_offsets(schema, size)[1]
 
     def dictionary(self) -> bytes | None:
-        """Returns the dictionary of records; None until one is published."""
+        """Returns the dictionary for compressing records, or None before one is published."""
         return self._dictionary
 
     def publish_dictionary(self, data: bytes) -> bytes:
-        """Sets the dictionary for compressing records in this process, unless there is one."""
+        """Stores the dictionary for compressing records in this object, unless there is one.
+
+        Returns the stored dictionary.
+        """
         self._dictionary = self._dictionary or data
         return self._dictionary
 
@@ -159,7 +175,10 @@ class Anonymous:
         """Does nothing, because an unfinished definition is built again in place."""
 
     def prepare_discard(self) -> Callable[[], None]:
-        """Returns a function that frees the memory after the control file, which becomes zero."""
+        """Returns a function that frees the memory of all sections after the control file.
+
+        Their bytes are then read as zeros.
+        """
         with _explain_errors():
             size = os.fstat(self.file.fd).st_size - layout.CONTROL_BYTES
             content = mmap.mmap(self.file.fd, size, offset=layout.CONTROL_BYTES)
@@ -170,23 +189,25 @@ class Anonymous:
 
         return discard
 
-    def _map(self, schema: Schema, places: list[int]) -> Mapped:
-        """Maps the parts of the file at their offsets."""
+    def _map(self, schema: Schema, offsets: list[int]) -> Mapped:
+        """Maps the slots, the leaves and the ledger of the memfd, which start at these offsets."""
         with _explain_errors(schema.sections["bytes"] + sum(schema.map_bytes)):
-            slots = _core.Map(self.file.fd, schema.sections["bytes"], offset=places[0])
+            slots = _core.Map(self.file.fd, schema.sections["bytes"], offset=offsets[0])
             leaves = [
-                _core.Map(self.file.fd, nbytes, offset=at, twice=bool(schema.record_bytes))
-                for nbytes, at in zip(schema.map_bytes, places[1:-1], strict=True)
+                _core.Map(self.file.fd, nbytes, offset=offset, twice=bool(schema.record_bytes))
+                for nbytes, offset in zip(schema.map_bytes, offsets[1:-1], strict=True)
             ]
-            ledger = _core.Map(self.file.fd, schema.ledger_bytes, offset=places[-1])
+            ledger = _core.Map(self.file.fd, schema.ledger_bytes, offset=offsets[-1])
         return Mapped(schema, slots, leaves, ledger)
 
     def close(self) -> None:
-        """Closes the descriptor. The maps remain until they have no references."""
+        """Closes the descriptor. The maps stay valid until they are garbage collected."""
         self.file.close()
 
 
-class _Joining(Lock):
+class _JoinLock(Lock):
+    """A lock (flock) on the memfd, through a descriptor that is not shared with children."""
+
     def __init__(self, fd: int, timeout: float) -> None:
         super().__init__()
         self._name = f"/proc/self/fd/{fd}"
@@ -219,15 +240,15 @@ def _explain_errors(needed: int = 0) -> AbstractContextManager[None]:
     return explain_errors(Path(WHERE), needed=needed, free=filesystem.free_memory_bytes)
 
 
-def _places(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:
-    """Returns the size of the file, and the offsets of its parts."""
-    at = layout.CONTROL_BYTES + _pages(8 + schema_bytes)
-    places = []
+def _section_offsets(schema: Schema, schema_bytes: int) -> tuple[int, list[int]]:
+    """Returns the size of the memfd, and the offsets of the slots, each leaf and the ledger."""
+    at = layout.CONTROL_BYTES + _round_to_pages(8 + schema_bytes)
+    offsets = []
     for nbytes in (schema.sections["bytes"], *schema.map_bytes):
-        places.append(at)
-        at += _pages(nbytes)
-    return at + layout.PAGE, [*places, at]
+        offsets.append(at)
+        at += _round_to_pages(nbytes)
+    return at + layout.PAGE, [*offsets, at]
 
 
-def _pages(nbytes: int) -> int:
+def _round_to_pages(nbytes: int) -> int:
     return -(-nbytes // layout.PAGE) * layout.PAGE

@@ -1,4 +1,4 @@
-"""Removes temporary directories when their owner ends, or after it was killed.
+"""Removes temporary directories when their owner exits, or after it was killed.
 
     temporary_directory ──own──▶ Ownership ──▶ removed, only by the process that owns it
                                      ├── remove()               on request
@@ -6,20 +6,22 @@
                                      ├── SIGTERM, SIGINT        if they end the process directly
                                      └── process is killed      janitor, at the user's next start
 
-The name of a temporary directory contains its creator. Another process can therefore tell an
-abandoned buffer from one that is just being created and is still empty:
+The name of a temporary directory identifies the process that created it. Another process can
+therefore tell an abandoned directory from a directory that is still empty because its buffer is
+being created:
 
     shmbuffer-<uid>-<pid namespace, hex>-<pid>-<start time>-<random>
 
 Always true
-  1. Pid and start time are compared before every removal. Forked and spawned children own nothing.
-  2. A signal that does not end the program removes nothing. Our handler replaces only the default
-     action, which ends the process at once. A handler of the program itself, such as Python's
-     KeyboardInterrupt, is kept. If the process then ends, atexit removes the directory. If the
-     process continues, as a notebook does, the buffer is kept.
-  3. The exit status is that of the signal, which is raised again with the default action after the
-     removal.
-If the owner dies here: one of its directories may remain, complete or in part, until `janitor`
+  1. The pid and the start time are compared before every removal. Forked and spawned children own
+     no directory.
+  2. A signal that does not end the program removes no directory. `_on_signal` replaces only the
+     default action, which ends the process immediately. The program's own handlers, such as the
+     one that raises KeyboardInterrupt, are kept. If the process then exits, atexit removes the
+     directory. If the process continues, as a notebook does, the buffer is kept.
+  3. The exit status is that of the signal, because the signal is raised again with its default
+     action after the removal.
+If the owner dies here, one of its directories may remain, complete or in part, until `janitor`
 removes it.
 """
 
@@ -55,7 +57,7 @@ _thread = threading.local()  # the signal mask that a thread had before it forke
 
 
 class Ownership:
-    """The right and the duty of one process to remove a directory; created by `own`."""
+    """A directory that the current process has to remove when it exits; created by `own`."""
 
     def __init__(self, path: Path, remove: Callable[[], object]) -> None:
         self.path = path
@@ -66,7 +68,10 @@ class Ownership:
         self._remover = 0
 
     def remove(self) -> bool:
-        """Removes the directory; True if this call removed it. A failure is retried at exit."""
+        """Removes the directory, and returns True if this call removed it.
+
+        If the removal fails, the process tries again when it exits.
+        """
         if not self.is_ours() or not self._busy.acquire(timeout=PATIENCE_S):
             return False
         try:
@@ -85,7 +90,10 @@ class Ownership:
             _deliver_deferred()
 
     def release(self) -> bool:
-        """Ends the ownership without removing the directory; True if this call ended it."""
+        """Ends the ownership without removing the directory.
+
+        Returns True if this call ended it.
+        """
         if not self.is_ours():
             return False
         with self._busy:
@@ -96,12 +104,12 @@ class Ownership:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"{self.path}: the ownership of a directory cannot leave its process, pid"
-            f" {self.owner.pid}; pickle the path instead"
+            f"{self.path}: the ownership of a directory cannot be pickled, because only process "
+            f"{self.owner.pid} may remove it; pickle the path instead"
         )
 
     def is_ours(self) -> bool:
-        """True if this process owns the directory; False in a fork of the owner."""
+        """True if this process is the owner; False in a forked child of the owner."""
         me = current()
         return (me.pid, me.start_time) == (self.owner.pid, self.owner.start_time)
 
@@ -117,7 +125,12 @@ class Ownership:
 
 
 def own(directory_path: str | os.PathLike[str], remove: Callable[[], object]) -> Ownership:
-    """Makes this process remove a directory when it ends."""
+    """Registers a directory for removal when this process exits.
+
+    Args:
+        directory_path: The path of the directory.
+        remove: Function that removes the directory. Returns False if it removed nothing.
+    """
     ownership = Ownership(Path(directory_path), remove)
     _owned.append(ownership)
     _install_handlers()
@@ -125,36 +138,43 @@ def own(directory_path: str | os.PathLike[str], remove: Callable[[], object]) ->
 
 
 def temporary_directory() -> Path:
-    """Creates a directory, 0700, in the temporary directory, with this process in its name."""
+    """Creates a temporary directory with mode 0700, whose name identifies this process."""
     me = current()
-    maker = f"{os.geteuid()}-{me.pid_namespace:x}-{me.pid}-{me.start_time}-"
-    return make_temporary(PREFIX + maker)
+    owner = f"{os.geteuid()}-{me.pid_namespace:x}-{me.pid}-{me.start_time}-"
+    return make_temporary(PREFIX + owner)
 
 
 def left_behind() -> Iterator[Path]:
-    """Yields temporary directories of this user whose creator is proved to be dead."""
+    """Yields the paths of this user's temporary directories whose creator is proved to be dead."""
     uid = os.geteuid()
     pattern = re.compile(rf"{PREFIX}{uid}-([0-9a-f]+)-([0-9]+)-([0-9]+)-\w+")
     folder = tempfile.gettempdir()
     for found in filter(None, map(pattern.fullmatch, sorted(os.listdir(folder)))):
         path = Path(folder, found[0])
         namespace, pid, start_time = found.groups()
-        maker = Identity(int(pid), int(start_time), UNKNOWN_BOOT, int(namespace, 16))
+        creator = Identity(int(pid), int(start_time), UNKNOWN_BOOT, int(namespace, 16))
         try:
             if not path.is_dir() or path.is_symlink() or path.lstat().st_uid != uid:
                 continue
-            if not prove_dead(maker, (path / INIT_LOCK).exists):
+            if not prove_dead(creator, (path / INIT_LOCK).exists):
                 continue
         except FileNotFoundError:
-            continue  # another process has just removed it
+            continue  # another process has just removed the directory
         except Exception:
-            _log.warning("%s: cannot tell if its owner is still alive", path, exc_info=True)
+            _log.warning("%s: cannot tell whether its owner is still alive", path, exc_info=True)
             continue
         yield path
 
 
 def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]) -> list[Path]:
-    """Removes and returns the temporary directories of killed owners; logs failures."""
+    """Removes the temporary directories of killed owners, and returns their paths.
+
+    Failures are logged.
+
+    Args:
+        is_abandoned: Function that returns True if a directory that is not empty may be removed.
+        remove: Function that removes a directory, and returns False if it was not removed.
+    """
     removed: list[Path] = []
     try:
         left = list(left_behind())
@@ -167,7 +187,7 @@ def janitor(is_abandoned: Callable[[Path], bool], remove: Callable[[Path], bool]
             if remove_if_empty(path) or (is_abandoned(path) and remove(path)):
                 removed.append(path)
         except FileNotFoundError:
-            pass  # another janitor has removed it
+            pass  # another process has removed the directory
         except Exception:
             _log.warning("%s: seems to be abandoned, but was not removed", path, exc_info=True)
     return removed
@@ -178,7 +198,7 @@ def _remove_all() -> None:
     for ownership in reversed(_owned.copy()):
         try:
             ownership.remove()
-        # a second Ctrl-C does not stop the removal of the other directories
+        # a second Ctrl-C must not stop the removal of the other directories
         except BaseException:
             _log.warning("%s: was not removed", ownership.path, exc_info=True)
 
@@ -199,7 +219,7 @@ def _deliver_deferred() -> None:
 
 
 def _install_handlers() -> None:
-    """Installs our handler for signals that still have the default action."""
+    """Installs `_on_signal` for the signals that still have their default action."""
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -207,7 +227,11 @@ def _install_handlers() -> None:
 
 
 def _restore_default_handlers() -> None:
-    """Restores the default handlers. Other threads keep ours, which do the same."""
+    """Restores the default actions of signals if this is the main thread.
+
+    Python does not allow this in other threads. `_on_signal` then stays installed, and has the same
+    effect as the default action once this process owns no directory.
+    """
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
             if signal.getsignal(number) is _on_signal:
@@ -215,10 +239,10 @@ def _restore_default_handlers() -> None:
 
 
 def _block_signals() -> None:
-    """Blocks our signals before a fork, because Python clears pending signals in the child.
+    """Blocks the handled signals before a fork, because Python clears pending signals in the child.
 
-    With the default action, such a signal would end the child. It therefore stays pending until the
-    default action is restored.
+    A signal that arrives during the fork therefore stays pending until the child has restored the
+    default action, which ends the child.
     """
     ours = {number for number in _SIGNALS if signal.getsignal(number) is _on_signal}
     _thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
@@ -228,8 +252,8 @@ def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _thread.mask)
 
 
-def _forget() -> None:
-    """Discards all ownerships in the child of a fork."""
+def _reset_in_child() -> None:
+    """Discards all ownerships in a forked child, because its parent still owns the directories."""
     _owned.clear()
     _deferred.clear()
     _restore_default_handlers()
@@ -240,5 +264,5 @@ atexit.register(_remove_all)
 os.register_at_fork(
     before=_block_signals,
     after_in_parent=_unblock_signals,
-    after_in_child=_forget,
+    after_in_child=_reset_in_child,
 )

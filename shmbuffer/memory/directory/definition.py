@@ -3,11 +3,11 @@
     NO_SCHEMA ──build (the first write)──▶ READY ──withdraw (empty, alone)──▶ NO_SCHEMA
 
 Both operations run under init.lock. Both store the new state first in the superblock and last in
-the runtime page. A process may die between the two, so the superblock decides for the next process
-that takes init.lock:
+the runtime page. A process may die between these two stores. The next process that takes init.lock
+then decides by the superblock:
 
-    superblock NO_SCHEMA    the definition is unfinished or withdrawn: its files are removed by
-                            list, and the next definition starts again
+    superblock NO_SCHEMA    the definition is unfinished or withdrawn: the files listed in made.json
+                            are removed, and the next definition starts again
     superblock READY        every file is complete and on the disk: the files are loaded, and the
                             runtime page becomes READY too
 
@@ -36,11 +36,12 @@ _FIELDS = ("capacity", "lanes", "leaves", "schema_sha256", "slots_bytes", "salt"
 
 
 def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> None:
-    """Builds slots and leaves, and sets the state READY; under init.lock, without a schema.
+    """Creates the files of the slots and leaves, and sets the state READY.
 
-    If the superblock is READY already, the definition of a dead process is published instead.
-    Nothing is done if a process died while it removed the buffer, because the superblock is then
-    CLOSING.
+    The caller holds init.lock, and the runtime page has the state NO_SCHEMA. If the superblock is
+    already READY, another process died after it had created the files. These files are then loaded.
+    If the superblock is CLOSING, a process died while it removed the buffer, and this function does
+    nothing.
     """
     superblock = seat.control.superblock()
     if superblock.state == BufferState.NO_SCHEMA:
@@ -52,7 +53,11 @@ def build(seat: Seat, schema: Schema, *, adopting: bool, prefault: Prefault) -> 
 def _build(
     seat: Seat, superblock: Superblock, schema: Schema, *, adopting: bool, prefault: Prefault
 ) -> tuple[Superblock, Mapped]:
-    """Builds every file; returns the superblock that describes them, and the maps."""
+    """Creates all files of the schema.
+
+    Returns:
+        The superblock with the schema, which is not written yet, and the maps of the files.
+    """
     control, backing = seat.control, seat.backing
     settings = Settings.recorded(superblock.settings, seat.where)
     if prefault and not seat.has_its_pages() and not superblock.flags & Flag.STEPS:
@@ -68,8 +73,8 @@ def _build(
     runtime["head"] += -int(runtime["head"][0]) % schema.capacity
     _core.reached("define.head")
     if settings.alpha is not None and not runtime["prioritized"][0]:
-        given = (("alpha", settings.alpha), ("eps", settings.eps), ("prioritized", 1))
-        for name, value in given:
+        fields = (("alpha", settings.alpha), ("eps", settings.eps), ("prioritized", 1))
+        for name, value in fields:
             runtime[name] = value
             _core.reached("define.settings")
     return superblock.with_schema(schema, mapped.slots.nbytes), mapped
@@ -79,8 +84,8 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
     """Sets the state READY in both copies of the superblock, then in the runtime page."""
     control = seat.control
     try:
-        # Both copies are written, because a dead process may have stored only one. If that copy
-        # were lost, the older copy would have no schema, and recovery would remove all items.
+        # Both copies are written, because a process that died may have written only one. If that
+        # copy were lost, the other copy would have no schema, and recovery would remove all items.
         control.write(control.write(ready))
         control.sync()
     except DurabilityError as error:
@@ -96,7 +101,11 @@ def _publish(seat: Seat, ready: Superblock, mapped: Mapped) -> None:
 
 
 def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
-    """Undoes the definition of an empty buffer; returns the new seat and a removal function."""
+    """Withdraws the schema of an empty buffer, so that the next write can define another one.
+
+    Returns:
+        The seat that replaces ``seat``, and a function that removes the files of the old schema.
+    """
     control = seat.control
     discard = seat.backing.prepare_discard()  # first, because it can fail
     known = control.superblock()
@@ -113,6 +122,6 @@ def withdraw(seat: Seat) -> tuple[Seat, Callable[[], None]]:
 
 
 def _without_schema(superblock: Superblock) -> Superblock:
-    """Returns the superblock without a schema."""
-    nothing = {name: getattr(Superblock(), name) for name in _FIELDS}
-    return replace(superblock, state=BufferState.NO_SCHEMA, **nothing)
+    """Returns a copy of a superblock with the state NO_SCHEMA and without a schema."""
+    defaults = {name: getattr(Superblock(), name) for name in _FIELDS}
+    return replace(superblock, state=BufferState.NO_SCHEMA, **defaults)

@@ -1,8 +1,8 @@
 """Diagnoses a directory: its buffer, its living clients, and whether it needs recovery.
 
-A diagnosis is made once, under init.lock, and passed to the functions that open, recover, remove
-and check a buffer. A diagnosis without the lock (`inspect`, `item_stats`) may already be outdated
-when it is used.
+A process diagnoses a directory once, under init.lock, and passes the result to the functions that
+open, recover, remove and check a buffer. A diagnosis that is made without the lock (`inspect`,
+`item_stats`) may be outdated when it is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shmbuffer.memory.system import identity
 from shmbuffer.memory.system.region import Directory
 
 NO_CLIENT_ALIVE = "no client alive"
-"""Reason of a recovery in the same boot and directory."""
+"""Reason for a recovery if the machine was not rebooted and the directory is not a copy."""
 
 
 @dataclass(frozen=True)
@@ -54,25 +54,25 @@ class Diagnosis:
 
     @cached_property
     def schema(self) -> Schema | None:
-        """The schema, which is read once; None before the first write."""
+        """The schema of the buffer, or None before the first write. The file is read once."""
         return self.files.recorded_schema(self.superblock)
 
     def load(self, *, writable: bool = True) -> Mapped | None:
-        """Maps the files of the definition; None before the first write."""
+        """Maps the files of the schema. Returns None before the first write."""
         if self.superblock.schema_sha256 == bytes(32):
             return None
         return self.files.load(self.superblock, vars(self).get("schema"), writable=writable)
 
     def reason_to_recover(self) -> str | None:
-        """Returns why the directory must be recovered first; None if a living client uses it.
+        """Returns why the directory must be recovered before use; None if a living client uses it.
 
         A held lock proves that a client is alive, even if the boot ids differ, because containers
-        may have their own boot id. If the boot id cannot be read, a reboot is possible, and all
-        items are verified.
+        may have their own boot id. If the boot id cannot be read, the machine may have been
+        rebooted, and recovery verifies all items.
         """
         superblock = self.superblock
         if self.is_save():
-            return "copy"  # a copy of the saved buffer
+            return "copy"  # a save is a copy of the buffer that was saved
         if self.control.file != (superblock.device, superblock.inode):
             return "copy"
         if superblock.state != BufferState.RECOVERING and self.registry.alive():
@@ -88,10 +88,11 @@ class Diagnosis:
         """True if the directory is a save that no process has turned into a live buffer."""
         return bool(self.superblock.flags & Flag.SAVE)
 
-    def was_left_in_order(self) -> bool:
-        """True if all clients have detached cleanly, so no process has died during a change.
+    def was_closed_cleanly(self) -> bool:
+        """True if all clients have detached cleanly, so that no process died during a change.
 
-        The result is False if changes by other programs could not have been detected.
+        Returns False for buffers without checksums, because changes by other programs could not be
+        detected.
         """
         entries, runtime = self.control.entries, self.control.runtime[0]
         return (
@@ -108,13 +109,13 @@ class Diagnosis:
         with suppress(BufferNotFoundError, CorruptBufferError):
             schema = self.schema
             return restored.is_restored(self.files.directory, self.control, schema)
-        return True  # the function that needs the file reports the damage
+        return True  # the function that needs the schema raises the error for the damage
 
     def owner_is_dead(self) -> bool:
-        """True if the owner is proved to be dead, even if it is a zombie."""
+        """True if the owner of the directory is proved to be dead. A zombie counts as dead."""
         owner = self.superblock.owner
         here = owner.pid_namespace == identity.current().pid_namespace
-        # a client in another container is alive if it holds its lock
+        # a held lock proves that a client in another container is alive
         here |= identity.is_of_another_boot(owner)
         return identity.prove_dead(owner, lambda: here and not self.registry.alive())
 

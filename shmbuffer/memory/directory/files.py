@@ -3,7 +3,7 @@
     <scratch_dir>/               tensordict's memmap layout: meta.json, <leaf>.memmap, folders
       .shmbuffer/
         control                  exists as soon as the directory is a buffer
-        made.json                files that we create in the scratch directory, listed in advance
+        made.json                list of the files that are created in the scratch directory
         schema.json, slots       exist once the schema is known
         ledger                   reservations and leases of items; created with the slots
         records, dictionary      for records: the byte ring; the dictionary for compression
@@ -14,14 +14,14 @@
 
 Always true
   1. ``control`` gets its name when it is complete. A directory that contains it is a buffer.
-  2. ``made.json`` names a file before the file exists, so files that a crash leaves are removed by
-     list.
-  3. ``slots`` gets its name after leaves, meta.json and schema.json are complete. The superblock
-     becomes READY after all of them are on the disk with their sizes.
-  4. Only files in made.json are removed, and only directories that are empty.
-If a process dies while building and the superblock is still NO_SCHEMA, the next process that writes
-or recovers removes the files in made.json and starts again. If the superblock is READY, the next
-process loads the files: see `definition`.
+  2. ``made.json`` lists a file before the file exists, so that files that remain after a crash can
+     be removed.
+  3. ``slots`` gets its name after the leaf files, meta.json and schema.json are complete. The
+     superblock becomes READY after all of them are on the disk with their sizes.
+  4. Outside ``.shmbuffer``, only the files in made.json and empty directories are removed.
+If a process dies while it creates these files and the superblock is still NO_SCHEMA, the next
+process that writes or recovers removes the files in made.json and starts again. If the superblock
+is READY, the next process loads the files: see `definition`.
 """
 
 from __future__ import annotations
@@ -60,18 +60,22 @@ _NEW_CONTROL = f"{layout.CONTROL}.new"
 _NEW_SLOTS = f"{layout.SLOTS}.new"
 NEW_HISTORY = f"{layout.HISTORY}.new"
 NEW_WEIGHTS = f"{layout.WEIGHTS}.new"
-_OF_THE_SCHEMA = (
+_SCHEMA_FILES = (
     *(layout.SLOTS, _NEW_SLOTS, layout.SCHEMA, layout.RECORDS, layout.DICTIONARY),
     layout.LEDGER,
 )
 
-# Rows smaller than this many bytes get huge pages, which take some milliseconds each. Many rows
-# then share a page, so that random rows need fewer page lookups.
+# Leaves whose rows are smaller than this many bytes are mapped with huge pages. Many rows then
+# share a page, so that random reads need fewer page table lookups. A huge page costs a few
+# milliseconds.
 _SMALL_ROW = 1024
 
 
 class Files:
-    """The files of a buffer in a directory, which it owns."""
+    """The files of a buffer in a scratch directory.
+
+    This object owns the open directory, and closes it.
+    """
 
     def __init__(self, directory: Directory, *, private: bool = False) -> None:
         self.directory = directory
@@ -81,11 +85,11 @@ class Files:
 
     @property
     def in_memory(self) -> bool:
-        """True if there is no disk below the files."""
+        """True if the files are on a file system in memory, such as tmpfs."""
         return self.directory.in_memory
 
     def lock(self, timeout: float, *, creating: bool = False) -> InitLock:
-        """Returns the lock that excludes creation, attach, recovery and cleanup elsewhere."""
+        """Returns init.lock, which a process holds while it creates, joins, recovers or removes."""
         return InitLock(self.directory, timeout, creating=creating)
 
     def still_there(self) -> bool:
@@ -93,24 +97,27 @@ class Files:
         return self.directory.still_there() and self.has_control()
 
     def has_control(self) -> bool:
-        """True if the directory is a buffer."""
+        """True if the directory contains a control file, and is therefore a buffer."""
         return self.directory.exists(layout.CONTROL)
 
     def require_control(self, otherwise: str = "check the path") -> None:
-        """Raises BufferNotFoundError if there is no buffer; the message names buffers nearby."""
+        """Raises BufferNotFoundError if the directory is no buffer.
+
+        The message names buffers nearby. If there are none, it ends with ``otherwise``.
+        """
         if not self.has_control():
             text = f"{self.path}: there is no buffer here; {did_you_mean(self.path) or otherwise}"
             raise BufferNotFoundError(text, path=str(self.path))
 
     def recorded_schema(self, superblock: Superblock) -> Schema | None:
-        """Returns the schema of the directory; None before the first write."""
+        """Reads the schema of the buffer. Returns None before the first write."""
         if superblock.schema_sha256 == bytes(32):
             return None
         data = self.directory.read(layout.SCHEMA, limit=layout.SCHEMA_LIMIT)
         return Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
 
     def create_control(self, settings: dict[str, Any], flags: Flag) -> Control:
-        """Builds the control file under another name and renames it."""
+        """Creates the control file under a temporary name, and renames it when it is complete."""
         self.directory.unlink(_NEW_CONTROL)
         with self.directory.create(_NEW_CONTROL, layout.CONTROL_BYTES) as file:
             _core.reached("create.control_allocated")
@@ -125,7 +132,8 @@ class Files:
         self.directory.rename(_NEW_CONTROL, layout.CONTROL)
         _core.reached("create.renamed")
         self.directory.sync(layout.PRIVATE)
-        self.directory.sync()  # the removal of made.json must not outlive the files that it names
+        # otherwise files that made.json listed could reappear after a power cut, without the list
+        self.directory.sync()
         self.vouch(None)
         control = self.open_control()
         control.touch()
@@ -147,7 +155,10 @@ class Files:
         return Control(mapped, str(self.path), (found.st_dev, found.st_ino))
 
     def control_if_there(self, known: Control | None = None) -> Control | None:
-        """Returns the mapped control file; None without a buffer."""
+        """Maps the control file. Returns None if the directory contains no buffer.
+
+        If ``known`` is a map of the same file, it is returned instead of a new map.
+        """
         try:
             found = self.directory.stat(layout.CONTROL)
             is_known = known is not None and known.file == (found.st_dev, found.st_ino)
@@ -156,16 +167,18 @@ class Files:
             return None
 
     def vouch(self, schema: Schema | None) -> None:
-        """Records that the files are valid; see `restored`."""
+        """Marks the content of the control file and the schema's files as valid; see `restored`."""
         restored.vouch(self.directory, [layout.CONTROL, *(schema.mapped_files if schema else ())])
 
     def build(self, schema: Schema, *, slots: int, adopt: bool, sparse: bool = False) -> Mapped:
-        """Creates every file of the schema; under init.lock, if the superblock is NO_SCHEMA.
+        """Creates and maps all files of a schema.
+
+        The caller holds init.lock, and the superblock is NO_SCHEMA.
 
         Args:
             schema: The schema of the buffer.
-            slots: The number of slots whose payload is allocated.
-            adopt: If True, existing leaf files are used.
+            slots: The number of slots whose space is allocated in the leaf files.
+            adopt: If True, existing leaf files are used. Otherwise they raise BufferExistsError.
             sparse: If True, the slots file is sparse, because most of its bytes stay zero.
         """
         self.discard_unfinished()
@@ -177,7 +190,7 @@ class Files:
             if nbytes
         }
         meta = schema.meta_files()
-        adopted = self._present([*leaves, *meta], adopt=adopt)
+        adopted = self._find_existing([*leaves, *meta], adopt=adopt)
         self._require_sizes({name: leaves[name] for name in leaves if name in adopted})
         new = [name for name in leaves if name not in adopted]
         new_meta = [name for name in meta if name not in adopted]
@@ -222,25 +235,28 @@ class Files:
             raise
 
     def allocate_again(self, schema: Schema, slots: int) -> None:
-        """Allocates the space of slots in files that may have lost it; under init.lock.
+        """Allocates the space of the first ``slots`` slots in all files again, under init.lock.
 
-        A power cut may free the space of a file, a copy may be sparse, and a save never had the
-        space.
+        Some of the space may be missing. A power cut may free the space of a file, a copy may be
+        sparse, and a save never had the space.
         """
         parts = zip(schema.map_files, schema.bytes_of_slots(slots), strict=True)
         slots_part = (layout.SLOTS, schema.sections["bytes"])
         self._allocate([(name, 0, nbytes) for name, nbytes in (slots_part, *parts)])
 
     def write_meta(self, schema: Schema) -> None:
-        """Writes tensordict's meta.json files for all slots; those of a save name fewer rows."""
+        """Writes tensordict's meta.json files with the capacity as the number of rows.
+
+        In a save, these files contain the number of saved rows instead.
+        """
         for name, content in schema.meta_files().items():
             self.directory.write_atomic(name, content)
 
     def lock_growth(self, timeout: float) -> Lock:
-        """Excludes other processes and threads that allocate slots, or withdraw the schema.
+        """Takes the growth lock, which excludes all who allocate slots or withdraw the schema.
 
-        The slots file is locked and not init.lock, which a flush holds until all data are on the
-        disk. Raises BufferNotFoundError if the definition was withdrawn.
+        The lock is on the slots file. It is not init.lock, because a flush holds that lock until
+        all data are on the disk. Raises BufferNotFoundError if the schema was withdrawn.
         """
         lock = Lock().hold(
             self.directory,
@@ -257,10 +273,11 @@ class Files:
         return lock
 
     def grow(self, schema: Schema, start: int, stop: int, used: Callable[[], int]) -> None:
-        """Allocates the space of slots in every file; the caller holds the growth lock.
+        """Allocates the space of the slots from ``start`` to ``stop`` in all leaf files.
 
-        If there is not enough space, this method frees the space that it has allocated and raises
-        SpaceError. The slots before the result of ``used`` keep their space in any case.
+        The caller holds the growth lock. If there is not enough space, this method frees the space
+        that it has allocated and raises SpaceError. ``used`` returns the number of slots up to the
+        last slot in use. These slots keep their space in any case.
         """
         first, last = schema.bytes_of_slots(start), schema.bytes_of_slots(stop)
         parts = list(zip(schema.map_files, first, last, strict=True))
@@ -273,16 +290,16 @@ class Files:
             raise
 
     def _allocate(self, parts: Sequence[tuple[str, int, int]]) -> None:
-        """Allocates parts of files, each given as name, first byte and end.
+        """Allocates byte ranges of files, each given as the name, the first byte and the end.
 
         The free space is compared first, for the reason in `filesystem.allocate`.
         """
         parts = [part for part in parts if part[1] < part[2]]
         missing, free = 0, self.directory.free_bytes()
-        # some space may already be allocated, if a process died during this call
+        # some of the space may already be allocated, if a process died during an earlier call
         for name, start, end in parts:
-            taken = self.directory.stat(name).st_blocks * 512
-            missing += min(end - start, max(0, end - taken))
+            allocated = self.directory.stat(name).st_blocks * 512
+            missing += min(end - start, max(0, end - allocated))
         if missing > free:
             raise space_error(self.path, missing, free)
         for name, start, end in parts:
@@ -297,7 +314,7 @@ class Files:
                 _core.reached("space.dated")
 
     def _release(self, name: str, start: int, end: int) -> None:
-        """Frees the space of a part of a file."""
+        """Frees the disk space of a file from the byte ``start`` to the byte ``end``."""
         if start >= end:
             return
         with self._open_required(name, writable=True) as file, explain_errors(self.path / name):
@@ -307,7 +324,7 @@ class Files:
             _core.reached("space.dated")
 
     def _require_mapped(self, name: str, file: _core.Descriptor) -> None:
-        """Raises BufferUnlinkedError if a file is not the one that is mapped here."""
+        """Raises BufferUnlinkedError if an open file is not the one that this handle has mapped."""
         with explain_errors(self.path / name):
             found = os.fstat(file.fd)
         known = self._mapped.get(name)
@@ -321,7 +338,7 @@ class Files:
     def load(
         self, superblock: Superblock, schema: Schema | None = None, *, writable: bool = True
     ) -> Mapped:
-        """Maps the files that another process built."""
+        """Maps the files of the schema that the superblock describes."""
         if schema is None:
             data = self._read_required(layout.SCHEMA, layout.SCHEMA_LIMIT)
             schema = Schema.from_json(data, f"{self.path}/{layout.SCHEMA}")
@@ -332,8 +349,8 @@ class Files:
         )
         if found != expected:
             raise CorruptBufferError(
-                f"{self.path}/{layout.SCHEMA}: this is not the schema that the superblock names; "
-                "restore it from a copy",
+                f"{self.path}/{layout.SCHEMA}: the schema does not match the superblock; restore "
+                "the file from a copy of the directory",
                 path=str(self.path / layout.SCHEMA),
                 expected=expected[3].hex(),
                 found=found[3].hex(),
@@ -341,40 +358,47 @@ class Files:
         return self._map(schema, writable=writable)
 
     def dictionary(self) -> bytes | None:
-        """Returns the dictionary of records; None until one is published."""
+        """Reads the dictionary for compressing records. Returns None before one is published."""
         if not self.directory.exists(layout.DICTIONARY):
             return None
         return self.directory.read(layout.DICTIONARY, limit=layout.SCHEMA_LIMIT)
 
     def publish_dictionary(self, data: bytes) -> bytes:
-        """Stores and syncs the dictionary unless there is one; returns it; under init.lock."""
-        there = self.dictionary()
-        if there is not None:
-            return there
+        """Stores the dictionary for compressing records on the disk, unless there is one.
+
+        Returns the stored dictionary. The caller holds init.lock.
+        """
+        published = self.dictionary()
+        if published is not None:
+            return published
         self.directory.write_atomic(layout.DICTIONARY, data)
         _core.reached("dictionary.published")
         return data
 
     def discard_unfinished(self) -> None:
-        """Removes the files of an unfinished definition, by list."""
-        for name in _OF_THE_SCHEMA:
+        """Removes all files of an unfinished definition: the schema's, and those in made.json."""
+        for name in _SCHEMA_FILES:
             made.unlink(self.directory, name)
         made.remove(self.directory)
 
     def prepare_discard(self) -> Callable[[], None]:
-        """Returns a function that removes a withdrawn definition."""
+        """Returns a function that removes the files of a withdrawn schema."""
         return self.discard_unfinished
 
     def remove(self, *, created_directory: bool, keep_lock: bool = False) -> bool:
-        """Removes all files that this package created, then empty directories; under init.lock.
+        """Removes all files that this package created, then the directories that are empty.
 
-        Returns True if there was a buffer.
+        The caller holds init.lock. Returns True if the directory contained a buffer.
+
+        Args:
+            created_directory: True if the scratch directory is removed too when it is empty.
+            keep_lock: True if init.lock is kept, because the caller creates another buffer.
         """
         found = self.has_control()
         made.remove(self.directory)
         _core.reached("remove.leaves")
-        beside = (layout.HISTORY, NEW_HISTORY, layout.WEIGHTS, NEW_WEIGHTS)
-        for name in (*_OF_THE_SCHEMA, _NEW_CONTROL, *beside):
+        extra = (layout.HISTORY, NEW_HISTORY, layout.WEIGHTS, NEW_WEIGHTS)
+        for name in (*_SCHEMA_FILES, _NEW_CONTROL, *extra):
             made.unlink(self.directory, name)
         for folder in (f"{layout.PRIVATE}/procs", layout.SPAWNED, layout.PARTIALS):
             if self.directory.exists(folder):
@@ -394,29 +418,29 @@ class Files:
         return found
 
     def extra_files(self) -> Iterator[tuple[str, int]]:
-        """Yields the name and the size in bytes of the history and the weights that exist."""
+        """Yields the name and the size in bytes of the history file and the weights file."""
         for name in (layout.HISTORY, layout.WEIGHTS):
             with suppress(FileNotFoundError):
                 yield name, self.directory.stat(name).st_size
 
     def close(self) -> None:
-        """Closes the directory. The maps remain until they have no references."""
+        """Closes the directory. The maps stay valid until they are garbage collected."""
         self.directory.close()
 
-    def _present(self, names: list[str], *, adopt: bool) -> set[str]:
-        """Returns the existing files; raises BufferExistsError unless they are adopted."""
-        present = {name for name in names if self.directory.exists(name)}
-        if present and not adopt:
-            name = min(present)
+    def _find_existing(self, names: list[str], *, adopt: bool) -> set[str]:
+        """Returns the names of the files that exist; BufferExistsError if ``adopt`` is False."""
+        existing = {name for name in names if self.directory.exists(name)}
+        if existing and not adopt:
+            name = min(existing)
             raise BufferExistsError(
                 f"{self.path}/{name}: already exists, but this buffer did not create it; "
                 "pass existsok=True to take it over, or choose an empty directory",
                 path=str(self.path / name),
             )
-        return present
+        return existing
 
     def _require_sizes(self, leaves: dict[str, int]) -> None:
-        """Raises SchemaMismatchError unless adopted leaf files have the size of the schema."""
+        """Raises SchemaMismatchError if an existing leaf file does not have the expected size."""
         for name, nbytes in leaves.items():
             found = self.directory.stat(name).st_size
             if found != nbytes:
@@ -429,7 +453,7 @@ class Files:
                 )
 
     def _map(self, schema: Schema, *, writable: bool = True) -> Mapped:
-        """Maps all files of a schema."""
+        """Maps the slots, the leaf files or records, and the ledger."""
         slots = self.map_slots(schema, writable=writable)
         if schema.record_bytes:
             size = schema.record_bytes
@@ -445,31 +469,38 @@ class Files:
         return Mapped(schema, slots, leaves, self._map_ledger(schema, writable=writable))
 
     def _map_ledger(self, schema: Schema, *, writable: bool = True) -> Any:
-        """Maps the ledger with more bytes than the file has, so that it can grow; see `ledger`."""
-        where, room = self.path / layout.LEDGER, schema.ledger_bytes
+        """Maps the ledger with its maximum size, because the file may grow later; see `ledger`."""
+        where, max_size = self.path / layout.LEDGER, schema.ledger_bytes
         with self._open_required(layout.LEDGER, writable=writable) as file, explain_errors(where):
             ledger.require_length(file.fd, where)
-            size = min(os.fstat(file.fd).st_size, room)
+            size = min(os.fstat(file.fd).st_size, max_size)
             return map_file(
-                *(self.directory, layout.LEDGER, file, room),
+                *(self.directory, layout.LEDGER, file, max_size),
                 size=size,
                 writable=writable,
                 private=self.private,
-                longer=size < room,
+                longer=size < max_size,
             )
 
     def extend_ledger(self, start: int, nbytes: int) -> None:
-        """Allocates a part of the ledger; SpaceError if the disk is full. Under init.lock."""
+        """Allocates ``nbytes`` bytes of the ledger, from the byte ``start``, under init.lock.
+
+        Raises SpaceError if the disk is full.
+        """
         where, free = self.path / layout.LEDGER, self.directory.free_bytes
         with (
             self.directory.open_file(layout.LEDGER) as file,
             explain_errors(where, needed=nbytes, free=free),
         ):
             filesystem.allocate_part(file.fd, start, nbytes, free=free())
-            os.fsync(file.fd)  # the new `bytes`, which is stored next, must not outlive the space
+            # the caller then stores the new size, which must not reach the disk before the space
+            os.fsync(file.fd)
 
     def _sync_sizes(self, mapped: Mapped) -> None:
-        """Syncs the sizes of files, which a superblock with a schema must not outlive."""
+        """Syncs all maps, so that the files have their sizes before the superblock gets the schema.
+
+        Raises DurabilityError if the disk reports an error.
+        """
         for mapping in (*mapped.maps, mapped.ledger):
             try:
                 mapping.sync()
@@ -480,13 +511,17 @@ class Files:
     def map_slots(
         self, schema: Schema, *, writable: bool = True, parts: Parts | None = None
     ) -> Any:
-        """Maps the slots file, or copies its ``parts`` if the directory is only read."""
+        """Maps the slots file.
+
+        If the directory can only be read, the map is a copy, which contains only the byte ranges
+        ``parts`` if these are given.
+        """
         size = schema.sections["bytes"]
         options: dict[str, Any] = {"aligned": True, "dense": True, "parts": parts}
         return self._map_file(layout.SLOTS, size, writable=writable, **options)
 
     def _map_file(self, name: str, nbytes: int, *, writable: bool, **options: Any) -> Any:
-        """Maps an existing file, and stores its inode."""
+        """Maps an existing file, and stores its inode for `_require_mapped`."""
         file = self._open_required(name, nbytes=nbytes, writable=writable)
         with file, explain_errors(self.path / name, needed=nbytes, free=free_memory_bytes):
             options |= {"writable": writable, "private": self.private}
@@ -497,14 +532,14 @@ class Files:
     def _open_required(
         self, name: str, *, nbytes: int | None = None, writable: bool
     ) -> _core.Descriptor:
-        """Opens a file; raises CorruptBufferError if it is missing."""
+        """Opens a file. Raises CorruptBufferError if the file is missing."""
         try:
             return self.directory.open_file(name, nbytes=nbytes, writable=writable)
         except FileNotFoundError as error:
             raise self._missing(name) from error
 
     def _read_required(self, name: str, limit: int) -> bytes:
-        """Reads a file; raises CorruptBufferError if it is missing."""
+        """Reads a file of at most ``limit`` bytes. Raises CorruptBufferError if it is missing."""
         try:
             return self.directory.read(name, limit=limit)
         except FileNotFoundError as error:

@@ -1,7 +1,7 @@
 """Maintains made.json, the list of files that a definition creates in the scratch directory.
 
-The list is written before the files. Therefore later processes can remove the files that remain
-after a crash. Names that this package does not use are rejected.
+The list is written before the files are created, so that another process can remove the files that
+remain after a crash. A list with names that this package does not create is rejected.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NAME = f"{layout.PRIVATE}/made.json"
 
 
 def note(directory: Directory, names: list[str]) -> None:
-    """Lists the files that are created next."""
+    """Writes the list of the files that the caller is about to create, by their relative paths."""
     directory.write_atomic(NAME, json.dumps(names).encode())
 
 
 def remove(directory: Directory) -> None:
-    """Removes the listed files, directories that are empty afterwards, and the list."""
+    """Removes the listed files, then their directories if these are empty, and then the list."""
     folders, names = set(), _read_list(directory)
     for name in names:
         unlink(directory, name)
@@ -34,13 +34,13 @@ def remove(directory: Directory) -> None:
         if directory.exists(folder) and not directory.rmdir(folder):
             directory.sync(folder)
     if names:
-        # without the list, files that reappear after a power cut would never be removed
+        # if the list were removed first, files that reappear after a power cut would remain forever
         directory.sync()
     unlink(directory, NAME)
 
 
 def unlink(directory: Directory, name: str) -> None:
-    """Removes a file, and the temporary files that a killed writer of it has left."""
+    """Removes a file, and the temporary files that remain if a process was killed writing it."""
     directory.unlink(name)
     if not (name.endswith(".json") or name == layout.DICTIONARY):
         return
@@ -62,7 +62,8 @@ def _read_list(directory: Directory) -> list[str]:
         ) from error
     if not isinstance(names, list) or not all(map(_is_ours, names)):
         raise CorruptBufferError(
-            f"{where}: this is not a list of file names of shmbuffer; remove the directory by hand",
+            f"{where}: this is not a list of files that shmbuffer creates; remove the directory by "
+            "hand",
             path=str(where),
         )
     return names

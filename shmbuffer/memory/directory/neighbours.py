@@ -11,46 +11,54 @@ from shmbuffer.errors import FormatError
 from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.path_checks import explain_errors
 
-_OF_TORCHRL = ("buffer_metadata.json", "storage_metadata.json")
-_NEIGHBOURS = 1000  # the largest number of entries that are examined in a directory
+_TORCHRL_FILES = ("buffer_metadata.json", "storage_metadata.json")
+_MAX_ENTRIES = 1000  # number of directory entries that are examined at most
 
 
 def _folders(where: Path) -> list[Path]:
-    """Returns some of the subdirectories of a directory, sorted."""
+    """Returns the sorted paths of the subdirectories of a directory.
+
+    Only the first `_MAX_ENTRIES` entries are examined. If the directory cannot be read, the result
+    is empty.
+    """
     with suppress(OSError), os.scandir(where) as entries:
-        first = islice(entries, _NEIGHBOURS)
-        return sorted(Path(one) for one in first if one.is_dir(follow_symlinks=False))
+        first = islice(entries, _MAX_ENTRIES)
+        return sorted(Path(entry) for entry in first if entry.is_dir(follow_symlinks=False))
     return []
 
 
 def did_you_mean(where: Path) -> str:
-    """Returns a question that names up to three nearby buffers; empty if there are none."""
+    """Returns a question that names up to three buffers near a path, or "" if there are none."""
     near = [where.parent, *_folders(where)]
-    if not os.path.exists(where):  # one of its components may be misspelt
-        there = next((one for one in where.parents if os.path.exists(one)), where)
-        rest = where.relative_to(there).parts[1:]
-        near += [one.joinpath(*rest) for one in _folders(there)]
-    found = [str(one) for one in dict.fromkeys(near) if os.path.isfile(one / layout.CONTROL)]
-    others = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return f"did you mean {', '.join(found[:3])}{others}?" if found else ""
+    if not os.path.exists(where):  # a component of the path may be misspelt
+        existing = next((parent for parent in where.parents if os.path.exists(parent)), where)
+        rest = where.relative_to(existing).parts[1:]
+        near += [folder.joinpath(*rest) for folder in _folders(existing)]
+    unique = dict.fromkeys(near)
+    buffers = [str(folder) for folder in unique if os.path.isfile(folder / layout.CONTROL)]
+    others = f" and {len(buffers) - 3} more" if len(buffers) > 3 else ""
+    return f"did you mean {', '.join(buffers[:3])}{others}?" if buffers else ""
 
 
 def directory_of(path: str | os.PathLike[str]) -> Path:
-    """Returns the directory of the buffer at a path, which may be that of a save."""
+    """Returns the directory that contains the buffer files of a path.
+
+    In a save, this directory is the subdirectory ``storage``.
+    """
     path = Path(path)
     inner = path / "storage"
     return inner if not is_buffer(path) and is_buffer(inner) else path
 
 
 def is_buffer(path: Path) -> bool:
-    """True if a directory contains the files of a buffer."""
+    """True if a directory contains a control file, and is therefore a buffer."""
     with explain_errors(path, reading=True):
         return (path / layout.CONTROL).exists()
 
 
 def require_no_export(path: Path) -> None:
-    """Raises FormatError for a save in TorchRL's layout."""
-    if any((path / name).exists() for name in _OF_TORCHRL):
+    """Raises FormatError if a directory is a save in TorchRL's layout."""
+    if any((path / name).exists() for name in _TORCHRL_FILES):
         raise FormatError(
             f"{path}: this is a save in TorchRL's layout, to which no process can attach; load it "
             "into a buffer with loads()",

@@ -1,11 +1,12 @@
 """Removes buffers and their directories.
 
-    temporary directory     removed by its owner's exit, SIGTERM or SIGINT; else by the next start
-    directory of the user   removed on request; only files that this package created, by list
+    temporary directory      removed when its owner exits or gets SIGTERM or SIGINT; if the owner is
+                             killed, the next process of this user that starts removes it
+    the user's directory     removed on request; only the files that this package created
 
-The superblock gets the state CLOSING before the first file is removed. A process that finds this
-state under init.lock completes the removal of a process that died. Processes that have the buffer
-open keep their maps: reads continue, and writes raise BufferClosedError.
+The superblock gets the state CLOSING before the first file is removed. If the process dies, the
+next process that takes init.lock completes the removal. Processes that have the buffer open keep
+their maps: reads continue, and writes raise BufferClosedError.
 """
 
 from __future__ import annotations
@@ -23,20 +24,27 @@ from shmbuffer.memory.format.layout import BufferState, Flag
 from shmbuffer.memory.system.region import Directory
 
 TIMEOUT_S = 10.0
-PATIENCE_AT_THE_END_S = 0.5
+"""Seconds that `remove` waits for init.lock."""
+
+_EXIT_TIMEOUT_S = 0.5
+"""Seconds that an exiting process waits for init.lock."""
 
 
 def own(path: Path, uuid: bytes) -> cleanup.Ownership:
-    """Makes this process remove the buffer with that uuid in ``path`` when it ends.
+    """Makes this process remove the buffer with this uuid in the directory ``path`` when it exits.
 
-    The removal waits only briefly for init.lock, because the main thread that the signal
-    interrupted may hold it. The next start removes what remains.
+    The removal waits only briefly for init.lock, because the main thread may hold the lock when a
+    signal interrupts it. If the wait times out, the next process that starts removes the directory.
     """
-    return cleanup.own(path, lambda: remove(path, uuid, timeout=PATIENCE_AT_THE_END_S))
+    return cleanup.own(path, lambda: remove(path, uuid, timeout=_EXIT_TIMEOUT_S))
 
 
 def take_ownership(found: Diagnosis) -> bool:
-    """Takes over a temporary directory whose owner is dead; under init.lock. False otherwise."""
+    """Makes this process the owner of a temporary directory whose owner is dead.
+
+    The caller holds init.lock. Returns False if the directory is not temporary, or its owner may be
+    alive.
+    """
     if not found.superblock.flags & Flag.TEMPORARY or not found.owner_is_dead():
         return False
     found.control.write(found.superblock.with_owner())
@@ -44,7 +52,7 @@ def take_ownership(found: Diagnosis) -> bool:
 
 
 def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
-    """Removes the buffer with that uuid, if it still exists; returns whether it was removed."""
+    """Removes the buffer with this uuid, and returns True if it existed."""
     try:
         directory = Directory.open(path)
     except BufferNotFoundError:
@@ -56,15 +64,15 @@ def remove(path: Path, uuid: bytes, *, timeout: float = TIMEOUT_S) -> bool:
                 return False
             found = Diagnosis.read(files)
             if found.superblock.uuid != uuid:
-                return False  # another buffer has replaced it
+                return False  # another buffer has replaced this one
             return begin(found)
         return False
 
 
 def begin(found: Diagnosis, *, keep_lock: bool = False) -> bool:
-    """Sets the state CLOSING, so that any process can complete the removal, and removes the files.
+    """Sets the state CLOSING, then removes the files. Returns True if the buffer existed.
 
-    The caller holds init.lock.
+    The caller holds init.lock. If it dies, the state lets any other process complete the removal.
     """
     found.control.write(replace(found.superblock, state=BufferState.CLOSING))
     _core.reached("remove.closing")
@@ -72,7 +80,7 @@ def begin(found: Diagnosis, *, keep_lock: bool = False) -> bool:
 
 
 def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
-    """Removes the files by list, after the superblock became CLOSING; under init.lock."""
+    """Removes the files of a buffer whose superblock is CLOSING; the caller holds init.lock."""
     files, control = found.files, found.control
     control.runtime["state"] = BufferState.CLOSING
     _core.reached("remove.state")
@@ -84,7 +92,10 @@ def finish(found: Diagnosis, *, keep_lock: bool = False) -> bool:
 
 
 def sweep(excluding: Path | None = None) -> list[Path]:
-    """Removes and returns the temporary directories that killed owners of this user left."""
+    """Removes the temporary directories of this user's killed processes, and returns their paths.
+
+    The directory ``excluding`` is kept.
+    """
 
     def is_abandoned(path: Path) -> bool:
         if excluding is not None and excluding.exists() and path.samefile(excluding):
@@ -95,7 +106,7 @@ def sweep(excluding: Path | None = None) -> list[Path]:
 
 
 def abandoned() -> list[Path]:
-    """Returns the directories that `sweep` would remove now."""
+    """Returns the paths of the directories that `sweep` would remove now."""
     return [
         path for path in cleanup.left_behind() if not any(path.iterdir()) or _is_abandoned(path)
     ]
@@ -119,9 +130,9 @@ def _remove_abandoned(path: Path) -> bool:
                     return begin(Diagnosis.read(files))
                 return files.remove(created_directory=True)
         except AttachTimeout:
-            return False  # another process is opening it
+            return False  # another process is opening the directory
 
 
 def _is_unneeded(files: Files) -> bool:
-    """True if there is no buffer, or it is abandoned."""
+    """True if the directory contains no buffer, or an abandoned buffer."""
     return not files.has_control() or Diagnosis.read(files).is_abandoned()

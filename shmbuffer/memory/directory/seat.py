@@ -4,11 +4,12 @@
 
 A handle reaches all data that it shares with other processes through its seat. The seat contains
 the control file, the maps of slots and leaves, and the ring of the C core, which passes the
-registry entry to every call. After ``fork``, the child has its parent's seat, and takes its own on
-first use. After a handle was closed, `native` is an object that raises an error on any use.
+registry entry to every call. After ``fork``, the child has its parent's seat, and takes its own
+seat on first use. When a handle is closed, `native` becomes an object that raises an error on any
+use.
 
-If a process dies, another one frees its entry. The C core completes its claim or rolls it back,
-under the mutex.
+If a process dies, another process frees its entry. The C core first completes its claim or rolls
+the claim back, under the mutex.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ from shmbuffer.memory.system.path_checks import name_of
 
 
 class Seat:
-    """The place of a handle at a buffer; created under init.lock, or in unshared memory."""
+    """The shared memory of one handle: its registry entry, the control file and the maps.
+
+    If the buffer is shared, the caller holds init.lock while it creates the seat.
+    """
 
     def __init__(
         self, backing: Files | Anonymous, control: Control, role: Role, mapped: Mapped | None = None
@@ -54,25 +58,26 @@ class Seat:
         self.role = role
         self.mapped = mapped
         self.closed = False  # True once the handle was closed
-        self.not_durable: str | None = None  # the reason of the first sync that failed
-        self.native: Any = None  # the C core's ring of our entry; None before there are slots
-        # fast paths for batches with a suitable layout, by the source of the priorities
+        self.not_durable: str | None = None  # the reason why the first failed sync failed
+        self.native: Any = None  # the C core's ring for `entry`; None before there are slots
+        # fast paths for writing batches, by the source of the priorities
         self.intakes: dict[int | str | None, _core.Intake] = {}
         self.outtake: _core.Outtake | None = None  # the fast path for reading batches
-        # fast paths for reading batches of stacks, by the steps of a stack and the stacked leaves
+        # fast paths for reading frame stacks, by the number of frames and the layout of each leaf
         self.stack_outtakes: dict[tuple[int, tuple[int, ...]], _core.Outtake] = {}
         # the mapped file of the weights; see `weights`
         self.weights: WeightsFile | None = None
-        # rollouts that were begun here; other processes may continue them once this handle has left
+        # partial rollouts of this handle; another process may continue them after it was closed
         self.partial_files: weakref.WeakSet[PartialFile] = weakref.WeakSet()
         self._take()
 
     # Taking a seat, and leaving it.
 
     def _take(self) -> None:
-        """Joins the registry, after reaping dead clients, and connects."""
+        """Reaps dead clients, takes an entry of the registry, and connects to the slots."""
         # Held while the ring is created. An entry has one claim, so two rings must not share it.
-        self.connecting = threading.RLock()  # the parent's may never be released
+        # The lock is new, because a lock that a forked child inherits may never be released.
+        self.connecting = threading.RLock()
         self.load()
         for entry, incarnation in self.registry.live():
             if self.registry.is_dead(entry):
@@ -83,19 +88,19 @@ class Seat:
         self.connect()
 
     def _guard(self) -> None:
-        """Frees the entry at the latest when the seat has no more references."""
+        """Registers a finalizer, which frees the registry entry if the seat is not closed."""
         self._finalizer = weakref.finalize(self, _leave, self.membership)
         self._finalizer.atexit = False  # `_leave_at_exit` runs before the interpreter is torn down
 
     def _retire(self, entry: int, incarnation: int) -> None:
-        """Reaps a dead client, or frees its entry if there are no slots yet."""
+        """Reaps a dead client. Without slots it has no claim, so only its entry is freed."""
         if self.mapped is None:
             self.registry.free(entry)
         else:
             self._native_ring(self.mapped, entry).reap(entry, incarnation, LOCK_TIMEOUT_NS)
 
     def load(self) -> None:
-        """Maps slots and leaves, if they exist now."""
+        """Maps the slots and leaves, if they exist and are not mapped yet."""
         if self.mapped is not None or self.state() not in (BufferState.READY, BufferState.CLOSING):
             return
         try:
@@ -108,7 +113,10 @@ class Seat:
             ) from error
 
     def catch_up(self) -> None:
-        """Maps and connects, once, if the buffer is defined; joins again after a fork."""
+        """Connects to the slots if another process has defined the schema in the meantime.
+
+        In a forked child, a new seat is taken first.
+        """
         if self.closed or self.native is not None or self.state() == BufferState.NO_SCHEMA:
             return
         if not self.is_ours():
@@ -121,7 +129,7 @@ class Seat:
                 self.connect()
 
     def connect(self) -> None:
-        """Creates the C core's ring of our entry, once there are slots."""
+        """Creates the C core's ring for this registry entry, if the slots are mapped."""
         if self.mapped is not None:
             native = self._native_ring(self.mapped, self.entry)
             self.membership.native = native
@@ -133,14 +141,17 @@ class Seat:
         return mapped.ring(self.control, entry=entry, folder=folder)
 
     def use(self, native: Any) -> None:
-        """Replaces the native ring, by that of a forked child or by `Closed`."""
+        """Replaces the native ring, and discards the fast paths that used the previous ring."""
         self.native = native
         self.outtake = None
         self.stack_outtakes.clear()
         self.intakes.clear()
 
     def unmapped(self) -> Seat:
-        """Returns this seat for another definition; rings of the old one then raise errors."""
+        """Returns a copy of this seat that has no schema, to which the registry entry passes.
+
+        The native ring of this object then raises BufferClosedError.
+        """
         other = copy.copy(self)
         other.mapped, other.intakes, other.stack_outtakes = None, {}, {}
         self._finalizer.detach()
@@ -151,39 +162,43 @@ class Seat:
         return other
 
     def is_ours(self) -> bool:
-        """True if this process took the seat; otherwise its parent did."""
+        """True if this process took the seat; False if the seat was inherited through fork."""
         return os.getpid() == self.membership.pid
 
     def rejoin(self, *, timeout: float = 60.0) -> None:
-        """Takes a new seat in the child of a fork."""
+        """Takes a new seat in a forked child.
+
+        Raises ForkedHandleError if the directory was removed, or the buffer was redefined or
+        recovered, since the fork.
+        """
         self.require_open()
         try:
             self.require_there()
         except BufferUnlinkedError as error:
             raise ForkedHandleError(
-                f"{self.where}: this handle came through fork, but its directory is gone; "
-                "close it and create the buffer again"
+                f"{self.where}: this handle was inherited through fork, but its directory no "
+                "longer exists; close the handle, and create the buffer again"
             ) from error
         with self.backing.lock(timeout):
-            self.rejoin_locked()  # which does nothing if another thread has done it meanwhile
+            self.rejoin_locked()  # does nothing if another thread has taken the seat meanwhile
 
     def rejoin_locked(self) -> None:
-        """Does the work of `rejoin` under init.lock, unless it is done already."""
+        """Takes a new seat in a forked child, unless it has one; the caller holds init.lock."""
         if self.is_ours():
             return
         self._require_same_definition()
         _core.begin_process()
         self._finalizer.detach()
         if self.role is Role.COORDINATOR:
-            # the child supervises no processes, and its end is not the coordinator's
+            # the child supervises no processes, and its exit must not count as the coordinator's
             self.role = Role.CLIENT
         self._take()
 
     def _require_same_definition(self) -> None:
-        """Raises ForkedHandleError unless the buffer is as it was when the parent forked.
+        """Raises ForkedHandleError if the buffer was redefined since the fork, or is in recovery.
 
-        The superblock decides, because a process that died may not have changed the runtime page. A
-        child must not join while the buffer is being recovered. No other process may either.
+        This method compares the superblock, because a process may have died before it changed the
+        runtime page. No process joins a buffer during a recovery, including a forked child.
         """
         superblock, state = self.control.superblock(), self.state()
         known = superblock.schema_sha256 if self.mapped is None else self.mapped.schema.digest
@@ -199,7 +214,10 @@ class Seat:
             )
 
     def leave(self) -> bool:
-        """Frees the entry; False if a running call still needs it and the caller has to retry."""
+        """Closes the handle and frees its registry entry.
+
+        Returns False if a running call still needs the entry. The caller then has to try again.
+        """
         self.closed = True
         self.weights = None
         self.use(Closed(self.where))
@@ -211,61 +229,78 @@ class Seat:
             self.backing.close()
             _staying.discard(self)
         else:
-            _staying.add(self)  # the call in flight needs the directory
+            _staying.add(self)  # a running call needs the directory
         return left
 
     # Fast paths, which are created once.
 
     def intake(self, priority: int | str | None, **form: Any) -> _core.Intake | None:
-        """Creates the fast path for writing batches; None once the handle is closed."""
+        """Creates the fast path for writing batches. Returns None if the handle is closed.
+
+        Args:
+            priority: The source of the priorities, by which the fast path is cached.
+            form: The layout of the batches, as arguments of ``_core.Intake``.
+        """
         native = self.native
         if isinstance(native, Closed):
             return None
-        made = _core.Intake(ring=native, priority=priority, timeout_ns=LOCK_TIMEOUT_NS, **form)
-        self.intakes[priority] = made
-        if native is not self.native:  # closed meanwhile: a cached path would keep the maps, too
+        intake = _core.Intake(ring=native, priority=priority, timeout_ns=LOCK_TIMEOUT_NS, **form)
+        self.intakes[priority] = intake
+        if native is not self.native:  # closed meanwhile: a cached fast path would keep the maps
             self.intakes.clear()
-        return made
+        return intake
 
     def take_out(self, examples: tuple[Any, ...], tensors: type) -> _core.Outtake | None:
-        """Creates the fast path for reading batches; None once the handle is closed."""
+        """Creates the fast path for reading batches. Returns None if the handle is closed.
+
+        Args:
+            examples: One tensor per leaf, with the dtype and shape of a row.
+            tensors: The class of the tensors in a batch.
+        """
         native = self.native
         if isinstance(native, Closed):
             return None
-        made = self.outtake = _core.Outtake(ring=native, examples=examples, tensors=tensors)
-        if native is not self.native:  # closed meanwhile: a cached path would keep the maps, too
+        outtake = self.outtake = _core.Outtake(ring=native, examples=examples, tensors=tensors)
+        if native is not self.native:  # closed meanwhile: a cached fast path would keep the maps
             self.outtake = None
-        return made
+        return outtake
 
     def take_stacks_out(
         self, examples: tuple[Any, ...], tensors: type, steps: int, stacks: tuple[int, ...]
     ) -> _core.Outtake | None:
-        """Creates the fast path for reading batches of stacks; None once the handle is closed."""
+        """Creates the fast path for reading frame stacks. Returns None if the handle is closed.
+
+        Args:
+            examples: As for `take_out`.
+            tensors: As for `take_out`.
+            steps: The number of frames in a stack.
+            stacks: The layout of each leaf in a sample: stacked, or one row.
+        """
         native = self.native
         if isinstance(native, Closed):
             return None
-        made = _core.Outtake(
+        outtake = _core.Outtake(
             ring=native, examples=examples, tensors=tensors, steps=steps, stacks=stacks
         )
-        self.stack_outtakes[steps, stacks] = made
-        if native is not self.native:  # closed meanwhile: a cached path would keep the maps, too
+        self.stack_outtakes[steps, stacks] = outtake
+        if native is not self.native:  # closed meanwhile: a cached fast path would keep the maps
             self.stack_outtakes.clear()
-        return made
+        return outtake
 
     # The current state in the control file.
 
     @property
     def entry(self) -> int:
-        """Our place in the registry."""
+        """The index of this client's entry in the registry."""
         return self.membership.entry
 
     @property
     def incarnation(self) -> int:
-        """Our incarnation, which is unique in the directory, and the source of our items."""
+        """The unique number of this client, which its items contain as their source."""
         return self.membership.incarnation
 
     def state(self) -> BufferState:
-        """Returns the state of the buffer."""
+        """Returns the state of the buffer from the runtime page."""
         found = int(self.control.runtime["state"][0])  # SYNC define, acquire
         try:
             return BufferState(found)
@@ -276,32 +311,38 @@ class Seat:
             ) from None
 
     def has_its_pages(self) -> bool:
-        """True if the memory of all slots that may be written was allocated in advance."""
+        """True if the buffer is in memory and the space of slots is allocated before a write."""
         reserved = self.control.superblock().flags & (Flag.RESERVE | Flag.STEPS)
         return self.backing.in_memory and bool(reserved)
 
     def is_alone(self) -> bool:
-        """True if no other handle exists, and none has joined since this one did."""
+        """True if this is the only handle, and no other handle has joined since it was created."""
         last = int(self.control.runtime["next_incarnation"][0])
         return last == self.incarnation and len(self.registry.live()) == 1
 
     def was_joined(self) -> bool:
-        """True if another handle has ever joined."""
+        """True if a second handle has ever joined this buffer."""
         return int(self.control.runtime["next_incarnation"][0]) > 1
 
     def settled(self, head: int) -> int:
-        """Returns a ticket below which no client is writing any more."""
+        """Returns the first ticket of the oldest claim, or ``head`` if no client is writing.
+
+        No client is writing an item with a lower ticket.
+        """
         entries = self.control.entries
         claims = entries["first"][entries["phase"] != Phase.IDLE]
         return min([head, *map(int, claims)])
 
     def dictionary(self) -> bytes | None:
-        """Returns the dictionary of records; None until one is published."""
+        """Returns the dictionary for compressing records, or None before one is published."""
         self.require_open()
         return self.backing.dictionary()
 
     def publish_dictionary(self, data: bytes, *, timeout: float = 60.0) -> bytes:
-        """Publishes a dictionary for compressing records, or returns the one already published."""
+        """Publishes a dictionary for compressing records, unless there is one.
+
+        Returns the published dictionary.
+        """
         self.require_open()
         with self.backing.lock(timeout):
             self.require_there()
@@ -310,9 +351,9 @@ class Seat:
     # After a death, and after a removal.
 
     def reap_if_dead(self, entry: int, incarnation: int, *, timeout: float = 60.0) -> bool:
-        """Completes the claim of a client and frees its entry, if it is proved to be dead."""
+        """Reaps a client that is proved to be dead. Returns True if its entry is now free."""
         if (entry, incarnation) not in self.registry.live():
-            return True  # another process did it
+            return True  # another process has reaped it
         if entry == self.entry or not self.registry.is_dead(entry):
             return False
         self.catch_up()
@@ -320,7 +361,7 @@ class Seat:
             freed: int = self.native.reap(entry, incarnation, LOCK_TIMEOUT_NS)
             self.control.touch()
             return freed >= 0
-        with self.backing.lock(timeout):  # without slots, it has no claim
+        with self.backing.lock(timeout):  # without slots, the client has no claim
             if (
                 self.state() == BufferState.NO_SCHEMA
                 and (entry, incarnation) in self.registry.live()
@@ -334,12 +375,15 @@ class Seat:
         return sum(self.reap_if_dead(*client) for client in dead)
 
     def require_open(self) -> None:
-        """Raises BufferClosedError once the handle was closed."""
+        """Raises BufferClosedError if the handle is closed."""
         if self.closed:
             raise BufferClosedError(f"{self.where}: this handle was closed; attach again")
 
     def require_linked(self) -> None:
-        """Raises BufferUnlinkedError if the directory was removed, but not if it was moved."""
+        """Raises BufferUnlinkedError if the directory was removed.
+
+        If the directory was moved, or is being removed right now, no error is raised.
+        """
         if self.state() == BufferState.CLOSING:
             return
         try:
@@ -349,7 +393,7 @@ class Seat:
             raise
 
     def require_there(self) -> None:
-        """Raises BufferUnlinkedError unless the path still refers to the directory."""
+        """Raises BufferUnlinkedError if the directory was removed, moved or replaced."""
         self._require_control()
         if isinstance(self.backing, Files) and not self.backing.still_there():
             raise BufferUnlinkedError(
@@ -364,7 +408,7 @@ class Seat:
 
 
 def unlinked(where: str) -> BufferUnlinkedError:
-    """Returns the error for a directory that no longer exists."""
+    """Returns the error for a directory that was removed or replaced."""
     return BufferUnlinkedError(
         f"{where}: the directory was removed or replaced while this handle was open, so no other "
         "process sees new items; save the items with dumps() if you need them, then close the "
@@ -374,13 +418,13 @@ def unlinked(where: str) -> BufferUnlinkedError:
 
 
 class Closed:
-    """Replaces the native ring of a closed handle; every use of it raises BufferClosedError."""
+    """Replaces the native ring of a closed handle, so that every use raises BufferClosedError."""
 
     def __init__(self, where: str) -> None:
         self._where = where
 
     def give_up(self, timeout_ns: int) -> int:
-        """Does nothing, because no call waits through it."""
+        """Returns 0, because no call waits through a closed handle."""
         return 0
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -388,7 +432,10 @@ class Closed:
 
 
 def _leave(membership: Membership) -> bool:
-    """Frees an entry, or keeps the membership alive if a call still needs it."""
+    """Frees the registry entry of a membership, and returns True.
+
+    If a call still needs the entry, the membership is kept in `_staying` and the result is False.
+    """
     left = membership.leave()
     (_staying.discard if left else _staying.add)(membership)
     return left
@@ -396,12 +443,12 @@ def _leave(membership: Membership) -> bool:
 
 _taken: weakref.WeakSet[Membership] = weakref.WeakSet()
 
-# Seats and memberships that could not leave. Their entries stay, and so must their liveness files.
+# Seats and memberships whose entries could not be freed. Their liveness files must stay open.
 _staying: set[object] = set()
 
 
 @atexit.register
 def _leave_at_exit() -> None:
-    """Frees all entries when the interpreter exits."""
+    """Frees all registry entries of this process, because finalizers do not run after this."""
     for membership in list(_taken):
-        _leave(membership)  # finalizers no longer run at this point
+        _leave(membership)

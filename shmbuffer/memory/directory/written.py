@@ -1,8 +1,8 @@
-"""Finds the parts of a slots file that were ever written; all other parts are zero.
+"""Finds the byte ranges of a slots file that were ever written; all other bytes are zero.
 
-The file system reports where a file has no data (lseek(2), SEEK_DATA). Therefore only the data of a
-file are read, and no pages are allocated. Reading a hole of a shared map would allocate a page on a
-file system in memory. If the file system does not report holes, the whole file counts as data.
+The file system reports which ranges of a file have no data (lseek(2), SEEK_DATA). This module reads
+only the ranges with data, because reading a hole through a shared map allocates a page on tmpfs. If
+the file system does not report holes, the whole file counts as data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmbuffer.memory.system.path_checks import explain_errors
 
 
 class Written:
-    """A snapshot of the data of a slots file."""
+    """The byte ranges of a slots file that contain data, as they were when it was created."""
 
     def __init__(self, files: Files, live: SlotsFile) -> None:
         self._live = live
@@ -33,19 +33,19 @@ class Written:
             self._data = list(data_ranges(file.fd, 0, os.fstat(file.fd).st_size))
 
     def slots(self) -> int:
-        """Returns the number of slots to examine; every later word is zero."""
+        """Returns the number of slots up to the last one whose word is not zero."""
         words = self._live.words
         for low, high in reversed(list(self._data_in("words", len(words)))):
             if (end := end_of_use(words, low, high)) > low:
                 return end
         return 0
 
-    def massive(self, element: int) -> int:
-        """Counts the nonzero leaves and nodes of the tree, starting with an element."""
+    def count_masses(self, element: int) -> int:
+        """Counts the nonzero nodes of the priority tree for ``element`` and later elements."""
         return sum(int(np.count_nonzero(part)) for part in self._masses_from(element))
 
     def clear_masses(self, element: int) -> None:
-        """Sets the nodes that `massive` counts to zero; no other client may be alive."""
+        """Sets the nodes that `count_masses` counts to zero; no other client may be alive."""
         for part in self._masses_from(element):
             if part.any():
                 part[:] = 0
@@ -53,7 +53,7 @@ class Written:
         _core.reached("recover.beyond")
 
     def _masses_from(self, element: int) -> Iterator[Floats]:
-        """Yields the written parts of the tree that belong to later elements."""
+        """Yields the nodes of each tree level for ``element`` and later elements that have data."""
         live, first = self._live, element
         levels = [("mass", live.masses)]
         for level, (sums, least) in enumerate(live.levels, 1):
@@ -66,7 +66,10 @@ class Written:
                     yield nodes[max(low, first) : high]
 
     def _data_in(self, section: str, count: int) -> Iterator[tuple[int, int]]:
-        """Yields where a section of ``count`` numbers of 8 bytes has data, as first and end."""
+        """Yields the index ranges of a section that have data, each as first index and end.
+
+        The section contains ``count`` numbers of 8 bytes.
+        """
         at = self._live.at[section]
         for first, end in self._data:
             low, high = max(0, first - at) // 8, min(count, -(-(end - at) // 8))

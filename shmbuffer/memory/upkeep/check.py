@@ -224,7 +224,7 @@ def _compare_slots(
     nodes, leaves, length, words, orphans, records, nexts, reserved, consumed = found
     if written is not None and control.runtime["prioritized"][0]:
         before = max(looked, _count_written(control, live))
-        beyond = written.massive(before * live.width)
+        beyond = written.count_masses(before * live.width)
         leaves += beyond if _count_written(control, live) <= before else 0
     unfinished = report.problems
     if not report.alive:

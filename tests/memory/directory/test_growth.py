@@ -186,7 +186,7 @@ def test_rows_for_whole_next_observations_have_all_of_their_space(path: Path) ->
     assert shared.bytes_of_slots(0) == (0, 0)
     assert shared.bytes_of_slots(3) == (3 * PAGE, 16 * PAGE)
     assert shared.bytes_of_slots(CAPACITY) == shared.map_bytes == (CAPACITY * PAGE, 16 * PAGE)
-    assert growth.step(shared) == STEP * 2
+    assert growth.slots_per_step(shared) == STEP * 2
 
 
 # Too little space.
