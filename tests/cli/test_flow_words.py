@@ -40,9 +40,9 @@ def test_it_says_how_far_each_side_is_and_who_waits_for_which_client(
         while not inspect(path)["waits"]:
             time.sleep(0.001)
         said = lines(capsys, verb, path)["waits"]
-        assert "extend waits: 2 samples per insert wanted, 0 seen; the only learner, pid" in said
+        assert "extend waits: 2 samples per insert are required, but so far there were 0" in said
         assert main(["ps", str(path)]) == 0
-        assert "extend waits: 2 samples per insert wanted" in capsys.readouterr().out
+        assert "extend waits: 2 samples per insert are required" in capsys.readouterr().out
         assert learner.ring() is not None
         learner.ring().admission.admit(2)
         writer.join(10)

@@ -349,7 +349,7 @@ def _bits(value: float) -> int:
 
 def test_a_priority_is_not_blamed_for_an_invalid_alpha(opened: Engine) -> None:
     opened.seat.control.runtime["alpha"] = np.nan
-    with pytest.raises(CorruptBufferError, match="alpha is nan"):
+    with pytest.raises(CorruptBufferError, match="alpha=nan"):
         harness.write(ring_of(opened), [1])
 
 

@@ -83,8 +83,8 @@ def require_answers(specimen: Specimen, *changes: Change) -> None:
         try:
             with ring.reservations.hold(number):
                 harness.write(ring, [7], timeout=0.05)
-        except ValueError as error:  # its number of items is damaged and too small
-            if "reserve as many, or write fewer. Nothing was changed" not in str(error):
+        except ValueError as error:  # how much it holds is damaged, and less than this
+            if "reserve more, or write fewer items. Nothing was changed" not in str(error):
                 raise
 
     for call in (

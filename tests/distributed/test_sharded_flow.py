@@ -188,7 +188,7 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
         rb.sample(4, timeout=VAIN)
     assert ray.get(peers["c"].write.remote(1, 12, LONG)) == 12
     assert len(rb.sample(4, timeout=LONG)) == 4
-    waits = r"sample waits: 2 samples per insert wanted, .* seen \(32 items written, \d+ drawn"
+    waits = r"sample waits: 2 samples per insert are required, .* \(32 items written, \d+ sampled"
     with pytest.raises(RateLimitTimeout, match=waits):
         repeat(20, lambda: rb.sample(8, timeout=2.0))
     with pytest.raises(RateLimitTimeout, match="the quota of this shard is"):

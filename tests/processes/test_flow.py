@@ -129,7 +129,8 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     # A fast collector, and a learner that does nothing
     stage.until_limited(collector)
     text = (
-        rf"extend waits: 4 samples per insert wanted, 1\.33 seen; the only learner, pid "
+        rf"extend waits: 4 samples per insert are required, "
+        rf"but so far there were 1\.33; the only learner, pid "
         rf"{learner.pid}, last sampled {AGO} ago"
     )
     says(collector.waits(), text)
@@ -142,15 +143,17 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     assert error.pids == [learner.pid]
     says(
         str(error),
-        rf"{stage.path}: extend waits: 4 samples per insert wanted, 2 seen; the only learner, pid "
-        rf"{learner.pid}, last sampled {AGO} ago; after 0\.05 s nothing was changed",
+        rf"{stage.path}: extend waits: 4 samples per insert are required, "
+        rf"but so far there were 2; the only learner, pid "
+        rf"{learner.pid}, last sampled {AGO} ago; timed out after 0\.05 s, and nothing was changed",
     )
 
     # The opposite: a fast learner, and a collector that does nothing
     stage.sampled_until_limited(learner)
     says(
         learner.waits(),
-        rf"sample waits: 4 samples per insert wanted, 6 seen; the only collector, pid "
+        rf"sample waits: 4 samples per insert are required, "
+        rf"but so far there were 6; the only collector, pid "
         rf"{collector.pid}, last inserted {AGO} ago",
     )
     assert within() == -8
@@ -161,8 +164,10 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     assert error.pids == [collector.pid]
     says(
         str(error),
-        rf"{stage.path}: sample waits: 4 samples per insert wanted, 5\.6 seen; the only collector, "
-        rf"pid {collector.pid}, last inserted {AGO} ago; after 0\.05 s nothing was changed",
+        rf"{stage.path}: sample waits: 4 samples per insert are required, "
+        rf"but so far there were 5\.6; the only collector, "
+        rf"pid {collector.pid}, last inserted {AGO} ago; "
+        rf"timed out after 0\.05 s, and nothing was changed",
     )
 
     # The learner is killed while the collector waits for it, and another one takes its place.
@@ -183,7 +188,8 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     until(lambda: "stopped" in learner.waits() or None)
     says(
         learner.waits(),
-        rf"sample waits: 4 samples per insert wanted, {'[0-9.]+'} seen; the only collector, pid "
+        rf"sample waits: 4 samples per insert are required, "
+        rf"but so far there were {'[0-9.]+'}; the only collector, pid "
         rf"{collector.pid} \(stopped\), last inserted {AGO} ago",
     )
     collector.signal(signal.SIGCONT)
@@ -203,7 +209,8 @@ def test_a_run_keeps_its_ratio_when_any_side_speeds_up_dies_or_returns(
     assert within() == ahead
     says(
         until(lambda: ((text := learner.waits()).endswith("no collector") and text) or None),
-        r"sample waits: 4 samples per insert wanted, [0-9.]+ seen; there is no collector",
+        r"sample waits: 4 samples per insert are required, "
+        r"but so far there were [0-9.]+; there is no collector",
     )
     collector = stage.player()
     collectors.append(collector)

@@ -116,12 +116,14 @@ def test_a_batch_too_large_for_the_queue_is_refused_at_once(stage: Stage) -> Non
     player = stage.player()
     error = player.refused("extend", 0, 9)
     assert str(error) == (
-        f"{stage.path}: a batch of 9 items cannot go through a queue of 8; write fewer at once"
+        f"{stage.path}: a batch of 9 items does not fit into a queue of 8 items; write "
+        "fewer items at once"
     )
     player.done("extend", 0, 8)
     error = player.refused("sample", 9)
     assert str(error) == (
-        f"{stage.path}: 9 items cannot come out of a queue of 8; draw fewer at once"
+        f"{stage.path}: a queue of 8 items can never return 9 items at once; sample "
+        "fewer items at once"
     )
     assert isinstance(error, RateLimitError)
     assert player.done("sample", 8) == list(range(8))
@@ -155,8 +157,8 @@ def test_a_queue_that_is_full_of_gaps_says_that_less_can_come_out(stage: Stage) 
     collector.waits()
     error = learner.refused("sample", 8)
     assert str(error) == (
-        f"{stage.path}: 8 items cannot come out of this queue of 8, which is full, and "
-        "some of its slots belong to writers that died; draw fewer at once, or make "
+        f"{stage.path}: this queue of 8 items cannot return 8 items, because it is full and "
+        "some of its slots belong to writers that died; sample fewer items at once, or make "
         "the queue larger than a batch plus the items that dead writers may leave"
     )
     assert learner.done("sample", 7) == [0, 1, 3, 4, 5, 6, 7]

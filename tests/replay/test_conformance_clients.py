@@ -171,7 +171,7 @@ def test_an_index_of_minus_one_is_left_out(client: Any, given: bool) -> None:
     assert client.update_priority(index, priority, generation=tickets) == (2, 0)
     assert client.update_priority(-1, 9.0) == (0, 0)
     assert client.update_priority(np.array([1]), np.zeros(1)) == (1, 0)
-    with pytest.raises(IndexError, match="index -2 at position 0 is outside of the buffer"):
+    with pytest.raises(IndexError, match="index -2 at position 0 is out of range"):
         client.update_priority(np.array([-2, 0, -1]), np.full(3, 9.0))
     assert drawn(client) == {2}
 

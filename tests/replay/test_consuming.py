@@ -201,7 +201,7 @@ def test_nothing_is_written_over_that_was_not_acknowledged() -> None:
     with pytest.raises(RateLimitError, match=r"consumer 'default' .* no other client is attached"):
         rb.extend(numbered(16, 1))
     batch = rb.sample(lease=math.inf)
-    with pytest.raises(ShmBufferError, match="named slots cannot be overwritten"):
+    with pytest.raises(ShmBufferError, match="items cannot be overwritten by index"):
         rb[0] = numbered(9, 1)[0]
     rb.ack(batch)
     rb.extend(numbered(16, 4))

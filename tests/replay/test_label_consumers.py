@@ -73,7 +73,7 @@ def test_a_group_is_given_to_one_learner_of_a_consumer(tmp_path: Path) -> None:
         message = r"every complete group \(1 are incomplete, .*, and no client writes"
         with pytest.raises(EmptyBufferError, match=message):
             one.sample(2)
-        with pytest.raises(RateLimitTimeout, match="2 items are needed that this consumer has not"):
+        with pytest.raises(RateLimitTimeout, match="2 undelivered items are needed"):
             other.sample(2, timeout=0.05)
         one.extend(grouped(4))
         assert other.sample(2)["query"].tolist() == [4, 4]
@@ -177,7 +177,7 @@ def test_what_is_given_up_counts_in_no_version(tmp_path: Path) -> None:
 def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for pause in ("_EVERY_S", "_SHORT_S", "_RARELY"):
+    for pause in ("_EVERY_S", "_SHORT_S", "_CHECK_SHARE"):
         monkeypatch.setattr(claiming, pause, 0)
     now = [10**12]
     monkeypatch.setattr("shmbuffer.samplers.labelled.index.time.monotonic_ns", lambda: now[0])
@@ -348,7 +348,7 @@ def test_an_item_is_given_to_one_learner_and_again_when_it_is_gone(
         held = other.sample(2, lease=100.0)
         assert not {*first["index"].tolist()} & {*held["index"].tolist()}
         assert torch.equal(held["staleness"], 3.0 - held["policy_version"])
-        with pytest.raises(RateLimitTimeout, match="2 items are needed that this consumer has not"):
+        with pytest.raises(RateLimitTimeout, match="2 undelivered items are needed"):
             one.sample(2, timeout=0.05)
         other.close()
         last = one.sample(3)

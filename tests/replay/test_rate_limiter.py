@@ -81,13 +81,15 @@ def test_both_sides_are_kept_in_step(make: MakeStorage) -> None:
     assert ahead(rb) == 8
     refuses(
         lambda: rb.extend(items(1), timeout=0),
-        r".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner; after 0 s "
-        "nothing was changed",
+        r".*: extend waits: 2 samples per insert are required, "
+        r"but so far there were 0; there is no learner; timed out after "
+        "0 s, and nothing was changed",
     )
     refuses(
         lambda: rb.add(items(1)[0], timeout=0),
-        r".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner; after 0 s "
-        "nothing was changed",
+        r".*: extend waits: 2 samples per insert are required, "
+        r"but so far there were 0; there is no learner; timed out after "
+        "0 s, and nothing was changed",
     )
     assert len(rb) == 5
     for _ in range(4):
@@ -95,8 +97,9 @@ def test_both_sides_are_kept_in_step(make: MakeStorage) -> None:
     assert ahead(rb) == -8
     refuses(
         lambda: rb.sample(timeout=0),
-        r".*: sample waits: 2 samples per insert wanted, 4 seen; there is no other collector, pid "
-        r"\d+ itself last inserted \d+ m?s ago; after 0 s nothing was changed",
+        r".*: sample waits: 2 samples per insert are required, "
+        r"but so far there were 4; there is no collector other than "
+        r"pid \d+, which last inserted \d+ m?s ago; timed out after 0 s, and nothing was changed",
     )
     assert ahead(rb) == -8
 
@@ -160,7 +163,7 @@ def test_every_sampler_can_be_limited(make: MakeStorage, sampler: Any) -> None:
     for _ in range(3):
         assert len(rb.sample()) == 4
     assert ahead(rb) == -6
-    refuses(lambda: rb.sample(timeout=0), ".*sample waits: 2 samples per insert wanted, 4 seen.*")
+    refuses(lambda: rb.sample(timeout=0), ".*2 samples per insert are required, .*there were 4.*")
 
 
 @pytest.mark.parametrize("kind", RECORDS)
@@ -171,7 +174,7 @@ def test_records_can_be_limited(kind: Any, tmp_path: Path) -> None:
     refuses(lambda: rb.extend(items(1), timeout=0), ".*extend waits: 2 samples per insert.*")
     for _ in range(4):
         rb.sample()
-    refuses(lambda: rb.sample(timeout=0), ".*sample waits: 2 samples per insert wanted, 4 seen.*")
+    refuses(lambda: rb.sample(timeout=0), ".*2 samples per insert are required, .*there were 4.*")
 
 
 def test_lanes_are_counted_as_items() -> None:
@@ -196,13 +199,13 @@ def test_objects_of_one_process_have_no_flow_control() -> None:
     refuses(
         lambda: rb.sample(min_size=4, timeout=0),
         "anonymous memory: sample waits: the buffer has 0 items, but 4 are needed; there is no "
-        "collector; after 0 s nothing was changed",
+        "collector; timed out after 0 s, and nothing was changed",
     )
     rb.extend(["a", "b", "c", "d", "e"])
     assert len(rb.sample(min_size=4)) == 4
     refuses(
         lambda: rb.sample(min_size=6, timeout=0),
-        ".*: sample waits: the buffer has 5 items, but 6 are needed; there is no other collector.*",
+        ".*: sample waits: the buffer has 5 items, but 6 are needed; there is no collector other.*",
     )
     assert rb.rate_limiter is None
 
@@ -249,7 +252,8 @@ def test_a_write_without_a_learner_may_be_an_error(make: MakeStorage) -> None:
     rb.extend(items(3))
     refuses(
         lambda: rb.extend(items(1)),
-        ".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner, and "
+        ".*: extend waits: 2 samples per insert are required, "
+        "but so far there were 0; there is no learner, and "
         "when_no_peer is 'error'; nothing was changed",
         RateLimitError,
     )
@@ -267,7 +271,7 @@ def test_before_the_first_write_too(make: MakeStorage) -> None:
     refuses(
         lambda: rb.sample(timeout=0),
         ".*: sample waits: the buffer has 0 items, but 3 are needed; there is no collector; "
-        "after 0 s nothing was changed",
+        "timed out after 0 s, and nothing was changed",
     )
 
 
@@ -302,9 +306,9 @@ def test_min_size_of_a_call(make: MakeStorage) -> None:
     assert len(rb.sample(min_size=4)) == 4
     refuses(
         lambda: rb.sample(min_size=5, timeout=0),
-        r".*: sample waits: the buffer has 4 items, but 5 are needed; there is no other "
-        r"collector, pid \d+ "
-        r"itself last inserted \d+ m?s ago; after 0 s nothing was changed",
+        r".*: sample waits: the buffer has 4 items, but 5 are needed; there is no "
+        r"collector other than pid \d+, "
+        r"which last inserted \d+ m?s ago; timed out after 0 s, and nothing was changed",
     )
     refuses(
         lambda: rb.sample(min_size=17),
@@ -338,7 +342,7 @@ def test_what_cannot_be_is_said_at_once(make: MakeStorage) -> None:
     )
     refuses(
         lambda: rb.sample(9),
-        ".*: to draw 9 items at once, the error buffer must be at least 4.5, but is 4",
+        ".*: to sample 9 items at once, the error buffer must be at least 4.5, but is 4",
         RateLimitError,
     )
 
@@ -534,7 +538,8 @@ def test_a_writer_that_chooses_places_waits_like_any_other() -> None:
     rb.extend(items(4))
     refuses(
         lambda: rb.extend(items(4, 10), timeout=0),
-        ".*: extend waits: 2 samples per insert wanted, 0 seen; there is no learner.*",
+        ".*: extend waits: 2 samples per insert are required, "
+        "but so far there were 0; there is no learner.*",
     )
 
 
@@ -562,7 +567,7 @@ def test_samples_of_an_ensemble_count_and_wait_for_each_buffer(prefetch: int | N
         assert len(rb.sample()) == 2
         assert ahead(rb[0]) == left
     refuses(
-        lambda: rb.sample(timeout=0), ".*: sample waits: 2 samples per insert wanted, 4 seen; .*"
+        lambda: rb.sample(timeout=0), ".*2 samples per insert are required, .* there were 4; .*"
     )
     assert ahead(rb[0]) == -8
     rb[0].extend(items(4))
@@ -575,7 +580,7 @@ def test_a_sample_of_an_ensemble_that_fails_counts_for_nothing_in_any_buffer() -
         member.extend(items(5))
     for _ in range(4):
         rb[2].sample()
-    refuses(lambda: rb.sample(timeout=0), ".*sample waits: 2 samples per insert wanted, 4 seen.*")
+    refuses(lambda: rb.sample(timeout=0), ".*2 samples per insert are required, .*there were 4.*")
     assert [ahead(rb[at]) for at in range(3)] == [8, 8, -8]
 
     def broken(_: Any) -> Any:

@@ -129,8 +129,8 @@ def test_what_is_reserved_in_a_queue_is_room_for_nobody_else(rb: Any) -> None:
     room = rb.reserve(10)
     full = (
         "the queue is full: 2 of 16 items are not sampled yet, and 10 are reserved; pid "
-        f"{os.getpid()} holds a reservation of 10 items; there is no learner; after 0.05 s nothing "
-        "was changed"
+        f"{os.getpid()} holds a reservation of 10 items; there is no learner; timed out after "
+        "0.05 s, and nothing was changed"
     )
     for name, call in (
         ("extend", lambda: rb.extend(steps(20, 5), timeout=0.05)),
@@ -168,7 +168,9 @@ def test_a_ratio_counts_what_is_reserved(rb: Any) -> None:
 
 def test_more_items_than_reserved_are_refused_and_the_reservation_stays(rb: Any) -> None:
     room = rb.reserve(3)
-    with pytest.raises(ValueError, match=r"write of 4 items from a reservation of 3; .*Nothing"):
+    with pytest.raises(
+        ValueError, match=r"write needs 4 items, but the reservation has only 3; .*Nothing"
+    ):
         room.commit(steps(10, 4))
     assert (len(rb), reserved(rb)) == (2, 3)
     with pytest.raises(SchemaMismatchError):
@@ -353,7 +355,9 @@ def test_bytes_of_records_are_held_too(records: Any) -> None:
         RateLimitTimeout, match=r"bytes do not fit; pid \d+ holds a reservation of 2 items"
     ):
         records.extend([TensorDict({"tokens": torch.zeros(1000)}, [])] * 2, timeout=0.05)
-    with pytest.raises(ValueError, match=r"write of [\d,]+ bytes from a reservation of 60,000"):
+    with pytest.raises(
+        ValueError, match=r"write needs [\d,]+ bytes, but the reservation has only 60,000"
+    ):
         room.commit([TensorDict({"tokens": torch.zeros(16_000)}, [])])
     room.commit([TensorDict({"tokens": torch.zeros(12_000)}, [])])
     records.extend([TensorDict({"tokens": torch.zeros(1000)}, [])] * 2, timeout=5)
@@ -472,8 +476,8 @@ def test_a_reservation_waits_for_the_version_that_allows_it(rb: Any) -> None:
         rb.extend(steps(50, 1), timeout=0.05)
     assert str(caught.value) == (
         f"{rb.storage.scratch_dir}: extend waits: 1 items are to be written, but only 0 more are "
-        "allowed while learners have version 1 (max_staleness=1); there is no learner; after "
-        "0.05 s nothing was changed"
+        "allowed while learners have version 1 (max_staleness=1); there is no learner; timed "
+        "out after 0.05 s, and nothing was changed"
     )
     consumer_version.increment(seat)
     rb.extend(steps(50, 3), timeout=5)

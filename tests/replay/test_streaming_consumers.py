@@ -58,7 +58,7 @@ def test_learners_of_one_consumer_share_the_windows(tmp_path: Path) -> None:
             assert not late.can_sample(STEPS)
         with pytest.raises(EmptyBufferError, match="was given every complete window, and"):
             one.sample(STEPS)
-        with pytest.raises(RateLimitTimeout, match="4 items are needed that this consumer has not"):
+        with pytest.raises(RateLimitTimeout, match="4 undelivered items are needed"):
             two.sample(STEPS, timeout=0.05)
         one.extend(data_of(plain(4, 26)))
         assert firsts(one.sample(STEPS)) == [24]
@@ -94,7 +94,7 @@ def test_a_lease_that_is_over_comes_again_to_its_holder_too(tmp_path: Path) -> N
 def test_a_batch_that_is_too_short_takes_nothing(tmp_path: Path) -> None:
     with learner(tmp_path) as one, learner(tmp_path) as two:
         one.extend(data_of(plain(8)))
-        with pytest.raises(RateLimitTimeout, match="12 items are needed that this consumer has"):
+        with pytest.raises(RateLimitTimeout, match="12 undelivered items are needed"):
             one.sample(3 * STEPS, timeout=0.05)
         assert firsts(two.sample(2 * STEPS)) == [0, 4]
 
@@ -106,7 +106,7 @@ def test_what_was_too_little_for_a_batch_is_there_for_the_next(
     with learner(tmp_path) as one, learner(tmp_path) as writer:
         writer.extend(data_of(plain(8)))
         for _ in range(2):
-            with pytest.raises(RateLimitTimeout, match="12 items are needed that this consumer"):
+            with pytest.raises(RateLimitTimeout, match="12 undelivered items are needed"):
                 one.sample(3 * STEPS, lease=lease, timeout=0.05)
         writer.extend(data_of(plain(4, 8)))
         assert firsts(one.sample(3 * STEPS, lease=lease)) == [0, 4, 8]
@@ -142,7 +142,7 @@ def test_what_is_written_during_a_look_comes_in_windows(
             return item_states(consumer)
 
         assert one.can_sample(STEPS)
-        for pause in ("_EVERY_S", "_RARELY"):
+        for pause in ("_EVERY_S", "_CHECK_SHARE"):
             monkeypatch.setattr(claiming, pause, 0)
         monkeypatch.setattr(Consumer, "item_states", after_a_write)
         seen = firsts(one.sample(2 * STEPS))

@@ -129,7 +129,7 @@ def test_a_wait_for_a_batch_ends_at_its_deadline_and_takes_nothing(
         writer.extend(units(0, 1))
         with pytest.raises(RateLimitTimeout) as caught:
             rb.sample(timeout=0.05)
-        wanted = f"sample waits: {2 * SIZE} items are needed that this consumer has not been given"
+        wanted = f"sample waits: {2 * SIZE} undelivered items are needed, but this consumer has"
         assert wanted in str(caught.value)
         assert f"the only collector, pid {os.getpid()}, last inserted" in str(caught.value)
         require_quiet(rb)
@@ -193,7 +193,7 @@ def test_who_waits_for_a_consumer_that_is_removed_is_told(tmp_path: Path, kind: 
 def test_a_batch_for_which_there_is_no_room_is_refused(tmp_path: Path, kind: str) -> None:
     with learner(tmp_path, kind, 2 * CAPACITY) as rb, learner(tmp_path, kind) as writer:
         writer.extend(units(0, 1))
-        with pytest.raises(ValueError, match="64 items cannot be consumed through a buffer of 32"):
+        with pytest.raises(ValueError, match="a batch of 64 items through a buffer of 32"):
             rb.sample(timeout=50)
 
 
@@ -275,7 +275,7 @@ def test_what_a_killed_learner_held_is_given_before_newer_items(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer, "LOOK_S", 0.0)
-    monkeypatch.setattr(consumer, "_RARELY", 0)
+    monkeypatch.setattr(consumer, "_CHECK_SHARE", 0)
     monkeypatch.setattr(claiming, "LOOK_S", 0.0)
     with learner(tmp_path, kind, SIZE) as rb:
         rb.extend(units(0, 6))

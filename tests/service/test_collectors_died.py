@@ -110,7 +110,7 @@ def test_collectors_that_have_not_attached_yet_are_counted(
         ):
             coordinator.buffer.sample(4, min_size=4, timeout=0.2)
         told = r"2 collectors were started \d+ m?s ago and have not attached yet"
-        assert re.search(f"4 are needed; {told}; after 0.2 s", str(caught.value))
+        assert re.search(f"4 are needed; {told}; timed out after 0.2 s", str(caught.value))
         assert re.search(told, caplog.text)
         coordinator.spawn(targets.stay, 1, reports.out)
         reports.next()
@@ -124,6 +124,6 @@ def test_a_new_run_forgets_the_deaths_of_the_one_before(scratch_dir: Path) -> No
         coordinator.join()
     with (
         attach(scratch_dir, role="learner") as rb,
-        pytest.raises(RateLimitTimeout, match="there is no collector; after"),
+        pytest.raises(RateLimitTimeout, match="there is no collector; timed out after"),
     ):
         rb.sample(4, min_size=4, timeout=0.2)

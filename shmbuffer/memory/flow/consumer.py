@@ -1,12 +1,13 @@
 """Implements a consumer: a group of learners that together receive each item once.
 
     c.take(count, lease) ──▶ items under a lease ──▶ c.ack(...)     done for this consumer
-    c.claim(groups)      ──▶ selected items, each group completely or not at all
+    c.claim(groups)      ──▶ selected items; each group is claimed completely or not at all
     c.drop(...)          ──▶ done without delivery
                  holder dead, or lease expired ──▶ delivered again, before all other items
 
-Callers that select the items to claim wait with `Consumer.wait_for`; `Consumer.take` waits itself.
-This module calls ``_native/core/ledger.c``, which describes the changes of the ledger.
+`Consumer.take` waits for items. Callers that select the items to claim wait with
+`Consumer.wait_for`. This module calls ``_native/core/ledger.c``, which describes the changes of the
+ledger.
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ from shmbuffer.memory.format.layout import Alone, Side
 from shmbuffer.memory.format.ledger import LEASED_HERE, Acknowledged, ItemStates, LeasedItems
 from shmbuffer.memory.system.deadline import LOCK_TIMEOUT_NS, nanoseconds
 
-_RARELY = 50
+_CHECK_SHARE = 50
 """Checks for dead holders take at most 1/50 of a learner's time."""
 
 
 class Leases:
-    """Collects the leases that one call takes."""
+    """The leases that one call begins, so that their items can be returned after an exception."""
 
     def __init__(self) -> None:
         self._begun: list[tuple[Consumer, NDArray[np.uint64]]] = []
 
     def begin(self, consumer: Consumer) -> NDArray[np.uint64]:
-        """Returns memory where the core stores the number of a lease; 0 before the lease begins."""
+        """Returns an array ``[1]`` in which the core stores the number of a new lease.
+
+        The array contains 0 until the lease begins.
+        """
         lease = np.zeros(1, np.uint64)
         self._begun.append((consumer, lease))
         return lease
 
     def give_back(self) -> None:
-        """Returns the items under these leases to the consumer at once."""
+        """Ends these leases, so that their items can be delivered again immediately."""
         while self._begun:
             consumer, lease = self._begun.pop()
             consumer.give_back(int(lease[0]))
@@ -55,7 +59,7 @@ class Leases:
 
 @contextmanager
 def given_back_unless_delivered() -> Iterator[Leases]:
-    """Yields leases whose items are returned to the consumer if the body raises an exception."""
+    """Yields a collection of leases, which end if the ``with`` block raises an exception."""
     leases = Leases()
     try:
         yield leases
@@ -65,37 +69,37 @@ def given_back_unless_delivered() -> Iterator[Leases]:
 
 
 class Oldest(NamedTuple):
-    """Describes the oldest unacknowledged item, if no learner holds that item."""
+    """The oldest item that is not acknowledged, if no learner holds it."""
 
     slot: int
     ticket: int
     head: int
-    """The head of the ring; no slot below it is being written."""
+    """The head of the ring. No item with a lower ticket is being written."""
     room: int
-    """The number of items that can be written before the item is acknowledged."""
+    """Number of items that can be written while this item is not acknowledged."""
     waits: bool
-    """True if a writer waits to overwrite the item, and no client has reservations."""
+    """True if a writer waits to overwrite this item, and no client has reservations."""
 
 
 class Consumer:
     """A consumer as seen by one handle; created by `Consumers.open`.
 
-    Every call may raise:
+    Every method can raise these errors:
         ConsumerError: The consumer was removed.
-        BufferClosedError, LockTimeout, BufferNeedsRestart: Nothing was changed.
+        BufferClosedError, LockTimeout, BufferNeedsRestart: The call changed nothing.
     """
 
     def __init__(self, calls: Calls, name: str, which: int, number: int) -> None:
         self._calls = calls
         self._seat = calls.seat
         self.name = name
-        self.which = which  # place in the ledger
-        self.number = number
-        self._next_look_s = 0.0  # for dead holders
+        self.which = which  # index of the record in the ledger
+        self.number = number  # unique number, because a record can be reused
+        self._next_check_s = 0.0  # time of the next check for dead holders
 
     @property
     def is_there(self) -> bool:
-        """True if the consumer was not removed."""
+        """True unless the consumer was removed."""
         assert self._seat.mapped is not None
         record = ledger.consumers(self._seat.mapped.ledger)[self.which]
         return bool(record["state"] == ledger.CONSUMES and record["number"] == self.number)
@@ -103,20 +107,22 @@ class Consumer:
     def take(
         self, count: int, lease_s: float = math.inf, leases: Leases | None = None
     ) -> LeasedItems:
-        """Returns the oldest ``count`` undelivered items, under a lease.
+        """Returns the oldest ``count`` items that are not delivered, under a new lease.
 
         Waits until there are enough items. Returns fewer items if no client can write more, or if
         the writers wait for the acknowledgement of these items (`is_stuck`).
 
         Args:
             count: The number of items.
-            lease_s: Seconds until the items can be delivered to other learners. inf: until this
-                handle is closed or its process ends.
-            leases: Stores the lease, so that the items can be returned after an exception.
+            lease_s: Seconds until the items can be delivered to other learners. With inf, the lease
+                ends when this handle is closed or its process exits.
+            leases: Collection to which the lease is added, so that the caller can return the items
+                after an exception.
 
         Raises:
             EmptyBufferError: No item is left, and no client writes.
-            RateLimitTimeout, RateLimitError: See the sampling of a limited buffer.
+            RateLimitTimeout: The wait has reached its timeout.
+            RateLimitError: The wait can never end.
         """
         slots, tickets = np.empty(count, np.int64), np.empty(count, np.int64)
         found, lease = self.take_at(count, lease_s, address(slots), address(tickets), leases)
@@ -130,16 +136,16 @@ class Consumer:
         Returns:
             The number of items, and their lease.
         """
-        given = self.which, self.number, count
+        request = self.which, self.number, count
         lease_ns = nanoseconds(lease_s)
-        self._calls.sides.draws_here()
+        self._calls.sides.note_sampler()
         self._reap_dead_holders()
         lease = (leases or Leases()).begin(self)
-        where = slots, tickets, address(lease)
+        addresses = slots, tickets, address(lease)
 
         def deliver(least: int) -> int:
             native = self._seat.native
-            return int(native.deliver(*given, least, lease_ns, *where, LOCK_TIMEOUT_NS))
+            return int(native.deliver(*request, least, lease_ns, *addresses, LOCK_TIMEOUT_NS))
 
         call = self._take_batch_or_rest(deliver, count, lambda: "was given every item")
         return (self._run_taking(call, lease), int(lease[0])) if count else (0, 0)
@@ -150,30 +156,31 @@ class Consumer:
         """Waits like `take`, for callers that select the items to claim.
 
         Args:
-            choose: Function that claims at least as many items as its argument, and returns the
-                number of claimed items; 0 if there are fewer items.
-            most: The requested number of items, groups or windows.
-            size: The number of items in each of these.
-            why: Function that returns the reason of an `EmptyBufferError`. The message contains it
-                after the name of the consumer.
+            choose: Function that claims at least as many units as its argument says, and returns
+                the number of claimed units. Returns 0 if there are fewer units.
+            most: The number of requested units: items, groups or windows.
+            size: The number of items in a unit.
+            why: Function that returns the reason for an `EmptyBufferError`. The message contains
+                the reason after the name of the consumer.
 
         Raises:
-            The errors of `take`.
+            EmptyBufferError, RateLimitTimeout, RateLimitError: As for `take`.
         """
         waits = False
-        self._calls.sides.draws_here()
+        self._calls.sides.note_sampler()
 
         def attempt(least: int) -> int:
             nonlocal waits
             if not waits and (found := choose(least)):
                 return found
             waits, since = True, np.zeros(1, np.uint64)
-            # writes before this wait was registered did not wake this thread, so try again
+            # A write that was committed before this wait was registered did not wake this thread.
+            # The claim is therefore tried once more after the registration.
             for turn in range(2):
                 if turn and (found := choose(least)):
                     return found
-                given = self.which, self.number, most * size, since.ctypes.data
-                result = int(self._seat.native.await_items(*given, LOCK_TIMEOUT_NS))
+                request = self.which, self.number, most * size, since.ctypes.data
+                result = int(self._seat.native.await_items(*request, LOCK_TIMEOUT_NS))
                 if result != -_core.LIMITED:
                     break
             return result
@@ -184,7 +191,10 @@ class Consumer:
     def _take_batch_or_rest(
         self, take: Callable[[int], int], most: int, why: Callable[[], str]
     ) -> Callable[[], int]:
-        """Returns a function that takes a full batch, or the rest if no client writes."""
+        """Returns a function that takes ``most`` units, or the remaining ones if no client writes.
+
+        The function raises EmptyBufferError if no unit is left and no client writes.
+        """
 
         def call() -> int:
             result = take(most)
@@ -202,7 +212,7 @@ class Consumer:
     def _run_taking(
         self, call: Callable[[], int], lease: NDArray[np.uint64], index: object = None
     ) -> int:
-        """Runs a call that takes items, and returns them to the consumer if it is interrupted."""
+        """Runs a call that takes items under a lease. Ends the lease if the call is interrupted."""
         try:
             return self._calls.run(call, "sample", index=index)
         except BaseException:
@@ -210,15 +220,15 @@ class Consumer:
             raise
 
     def _reap_dead_holders(self) -> None:
-        """Checks every 0.1 s whether holders of leases are alive, and reaps dead ones.
+        """Checks at most every 0.1 s whether the holders of leases are alive, and reaps dead ones.
 
         The items of dead holders are then delivered before all others. A sample that must wait
         makes its own checks.
 
-        Cost: 0.1 µs. A check takes about 100 µs for each other client that holds leases.
+        Cost: 0.1 µs without a check. A check takes about 100 µs per client that holds leases.
         """
         began_s, seat = time.monotonic(), self._seat
-        if began_s < self._next_look_s or seat.mapped is None or not seat.is_ours():
+        if began_s < self._next_check_s or seat.mapped is None or not seat.is_ours():
             return
         content, capacity = seat.mapped.ledger, self._calls.schema.capacity
         are_open = bool(ledger.consumers(content)["open_leases"][self.which])
@@ -228,61 +238,68 @@ class Consumer:
             for entry, incarnation in holders.intersection(seat.registry.live()):
                 seat.reap_if_dead(entry, incarnation)
         ended_s = time.monotonic()
-        self._next_look_s = ended_s + max(LOOK_S, _RARELY * (ended_s - began_s))
+        self._next_check_s = ended_s + max(LOOK_S, _CHECK_SHARE * (ended_s - began_s))
 
     def is_over(self) -> bool:
-        """True if no client writes, and the limiter does not wait for a writer."""
+        """True if no client writes, and the limiter does not require to wait for a new writer."""
         seat = self._seat
         found = seat.control.limits()
         if found is not None and found.alone != Alone.PASS:
             return False
         if seat.is_alone():
             return not self._calls.sides.has_thread(Side.INSERTS)
-        return self._calls.sides.are_left(Side.INSERTS, time.monotonic())
+        return self._calls.sides.is_empty(Side.INSERTS, time.monotonic())
 
     def all_writers_wait(self) -> bool:
-        """True if every writer waits for another client, or none is attached."""
+        """True if every writer waits for another client, or no writer is attached."""
         return self._calls.sides.all_wait(Side.INSERTS)
 
     def available(self, count: int) -> int:
-        """Returns how many items `take` of ``count`` could deliver; 0 if it would wait."""
+        """Returns the number of items that can be delivered; 0 if ``take(count)`` would wait."""
         there = self._count_available(self._calls.schema.capacity)
         return there if there >= count or self.cannot_grow(there, count) else 0
 
     def can_give(self, count: int) -> bool:
-        """True if `take` of ``count`` items would not wait. O(count), plus the returned items."""
+        """True if `take` of ``count`` items would not wait.
+
+        Cost: O(count), plus O(1) per item whose lease has ended.
+        """
         there = self._count_available(count)
         return there >= count or self.cannot_grow(there, count)
 
     def cannot_grow(self, there: int, count: int) -> bool:
-        """True if a batch of ``count`` items must use the items that exist now."""
+        """True if the ``there`` items that exist will not become ``count`` items.
+
+        Either no client writes, or the writers wait for the acknowledgement of these items.
+        """
         return there > 0 and (self.is_over() or self.is_stuck(count - there))
 
     def _count_available(self, most: int) -> int:
-        # other processes may not do it, and items of dead holders can be delivered
-        self._seat.reap_dead()
+        """Returns the number of items that can be delivered now, at most ``most``."""
+        self._seat.reap_dead()  # the items of dead holders can be delivered, too
         return self._calls.ask("count_deliverable", self.which, self.number, most)
 
     def returned(self, known: NDArray[np.uint64]) -> tuple[Ints, Ints]:
-        """Returns slots and tickets of items whose leases have ended since the last call.
+        """Returns the slots and tickets of the items whose leases have ended since the last call.
 
         Args:
-            known: ``[LEASES]``, initially zeros: the leases that were already returned.
+            known: Array ``[LEASES]``, initially zeros, in which the core stores the leases that
+                earlier calls have returned.
 
         Cost: 2 µs. For each lease that has ended, the slots between its first and its last item are
         also read.
         """
         self._reap_dead_holders()
-        given = "list_returned", self.which, self.number, known.ctypes.data
-        if not self._calls.ask(*given, 0, 0, 0):
+        request = "list_returned", self.which, self.number, known.ctypes.data
+        if not self._calls.ask(*request, 0, 0, 0):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         capacity = self._calls.schema.capacity
         slots, tickets = np.empty((2, capacity), np.int64)
-        found = self._calls.ask(*given, slots.ctypes.data, tickets.ctypes.data, capacity)
+        found = self._calls.ask(*request, slots.ctypes.data, tickets.ctypes.data, capacity)
         return slots[:found].copy(), tickets[:found].copy()
 
     def oldest_to_give(self) -> Oldest | None:
-        """Returns the oldest unacknowledged item; None if a client holds or writes that item."""
+        """Returns the oldest item that is not acknowledged; None if a client holds or writes it."""
         found = np.empty(5, np.int64)
         if not self._calls.ask("find_oldest", self.which, self.number, found.ctypes.data):
             return None
@@ -290,11 +307,11 @@ class Consumer:
         return Oldest(slot, ticket, head, room, bool(waits))
 
     def is_stuck(self, missing: int) -> bool:
-        """True if ``missing`` items cannot be written before the oldest item is acknowledged.
+        """True if ``missing`` more items cannot be written before the oldest item is acknowledged.
 
-        If a learner holds the oldest item, the result is False.
+        Returns False if a learner holds the oldest item, because the learner may acknowledge it.
         """
-        is_possible = missing < self._calls.schema.capacity  # otherwise no batch is ever complete
+        is_possible = missing < self._calls.schema.capacity  # otherwise no batch can be complete
         return is_possible and self._calls.ask("is_stuck", self.which, self.number, missing) > 0
 
     def claim(
@@ -308,25 +325,25 @@ class Consumer:
         """Takes selected items under one lease.
 
         Args:
-            index: Slots of the items.
-            tickets: Tickets of the items.
+            index: The slots of the items, in the order of the groups.
+            tickets: The tickets of the items.
             sizes: The number of items in each group. A group is not taken if any of its items was
                 removed, is done, or is held by a living client. None: each item is a group.
-            lease_s: See `take`.
-            leases: See `take`.
+            lease_s: As for `take`.
+            leases: As for `take`.
 
         Returns:
             A mask of the groups that were taken, and the lease, which is 0 if no group was taken.
         """
-        self._calls.sides.draws_here()
+        self._calls.sides.note_sampler()
         under = nanoseconds(lease_s), (leases or Leases()).begin(self)
-        kept, lease = self._claim(index, tickets, sizes, *under)
-        return kept, lease if kept.any() else 0
+        taken, lease = self._claim(index, tickets, sizes, *under)
+        return taken, lease if taken.any() else 0
 
     def could_claim(
         self, index: Ints, tickets: Ints, sizes: Sequence[int] | Ints | None = None
     ) -> Flags:
-        """Returns a mask of the groups that `claim` would take now."""
+        """Returns a mask of the groups that `claim` would take now, without taking them."""
         return self._claim(index, tickets, sizes, 0, np.zeros(1, np.uint64))[0]
 
     def _claim(
@@ -337,40 +354,49 @@ class Consumer:
         lease_ns: int,
         lease: NDArray[np.uint64],
     ) -> tuple[Flags, int]:
-        """Claims groups of items; returns a mask of the groups that were taken, and the lease."""
+        """Implements `claim`, and `could_claim` if ``lease_ns`` is 0."""
         groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
         index, tickets = _pair(index, tickets)
         if int(groups.sum()) != len(index) or (groups < 0).any():
             raise ValueError(
-                f"claim: the groups {groups.tolist()} do not add up to {len(index)} items; pass "
-                "the size of each group"
+                f"claim: the sizes of the groups must add up to {len(index)}, which is the number "
+                f"of items, got {groups.tolist()}"
             )
-        kept = np.zeros(len(groups), np.uint8)
+        taken = np.zeros(len(groups), np.uint8)
 
         def call() -> int:
             return int(
                 self._seat.native.claim_groups(
                     *(self.which, self.number, address(index), address(tickets)),
                     *(groups.ctypes.data, len(groups), lease_ns),
-                    *(kept.ctypes.data, lease.ctypes.data, LOCK_TIMEOUT_NS),
+                    *(taken.ctypes.data, lease.ctypes.data, LOCK_TIMEOUT_NS),
                 )
             )
 
         self._run_taking(call, lease, index)
-        return kept.astype(bool), int(lease[0])
+        return taken.astype(bool), int(lease[0])
 
     def drop(self, index: Ints, tickets: Ints) -> int:
-        """Acknowledges items without a delivery, except those that a living client holds.
+        """Acknowledges items that will never be delivered, such as those of incomplete groups.
 
-        Returns the number of acknowledged items. Used for items that will never be delivered, such
-        as those of incomplete groups and ends of streams.
+        Items that a living client holds are skipped. Returns the number of acknowledged items.
         """
         index, tickets = _pair(index, tickets)
-        where = self.which, self.number, address(index), address(tickets), len(index)
-        return self._calls.ask("drop_items", *where, what="drop", index=index)
+        request = self.which, self.number, address(index), address(tickets), len(index)
+        return self._calls.ask("drop_items", *request, what="drop", index=index)
 
     def ack(self, leases: int | NDArray[np.uint64], index: Ints, tickets: Ints) -> Acknowledged:
-        """Acknowledges items, each under its lease; a second call has no further effect."""
+        """Acknowledges items that were delivered.
+
+        Args:
+            leases: The lease of each item, or one lease for all items.
+            index: The slots of the items.
+            tickets: The tickets of the items.
+
+        Returns:
+            The numbers of acknowledged items and of items that were too late. Items that were
+            already acknowledged under the same lease count as acknowledged.
+        """
         index, tickets = _pair(index, tickets)
         under = np.ascontiguousarray(np.broadcast_to(np.asarray(leases, np.uint64), index.shape))
         return self.ack_at(address(under), address(index), address(tickets), len(index), index)
@@ -378,26 +404,36 @@ class Consumer:
     def ack_at(
         self, leases: int, index: int, tickets: int, count: int, shown: object = None
     ) -> Acknowledged:
-        """Acknowledges items like `ack`, but takes addresses; ``shown`` is for error messages."""
-        where = self.which, self.number, leases, index, tickets, count, LOCK_TIMEOUT_NS
-        applied = self._calls.run(lambda: self._seat.native.acknowledge(*where), "ack", index=shown)
+        """Acknowledges ``count`` items like `ack`, but takes the addresses of the arrays.
+
+        ``shown`` is the array of slots, for error messages.
+        """
+        request = self.which, self.number, leases, index, tickets, count, LOCK_TIMEOUT_NS
+
+        def call() -> int:
+            return int(self._seat.native.acknowledge(*request))
+
+        applied = self._calls.run(call, "ack", index=shown)
         return Acknowledged(applied, count - applied)
 
     def give_back(self, lease: int) -> None:
-        """Returns the unacknowledged items of a lease to the consumer; ignores lease 0."""
+        """Ends a lease, so that its unacknowledged items can be delivered again.
+
+        Lease 0 is ignored.
+        """
         if lease:
             self._calls.ask("return_lease", self.which, self.number, lease, what="give_back")
 
     def item_states(self) -> ItemStates:
-        """Returns a snapshot of the state of each slot's item for this consumer. O(capacity)."""
+        """Returns the state of every slot's item for this consumer. O(capacity)."""
         capacity = self._calls.schema.capacity
         found = ItemStates(
             np.empty(capacity, np.uint8),
             np.empty(capacity, np.int64),
             np.empty(capacity, np.uint64),
         )
-        where = (one.ctypes.data for one in found)
-        self._calls.ask("read_item_states", self.which, self.number, *where)
+        addresses = (array.ctypes.data for array in found)
+        self._calls.ask("read_item_states", self.which, self.number, *addresses)
         return found
 
     def held_items(self) -> tuple[Ints, Ints, NDArray[np.uint64]]:
@@ -408,10 +444,10 @@ class Consumer:
 
 
 def _pair(index: Ints, tickets: Ints) -> tuple[Ints, Ints]:
-    """Returns indices and tickets as contiguous arrays of the same length."""
+    """Returns slots and tickets as contiguous arrays. Raises ValueError if their shapes differ."""
     if np.shape(index) != np.shape(tickets):
         raise ValueError(
-            f"{len(index)} indices and {len(tickets)} generations were given; pass as many"
-            " generations as indices"
+            f"index and generation must have the same length, got {len(index)} indices and "
+            f"{len(tickets)} generations"
         )
     return np.ascontiguousarray(index, np.int64), np.ascontiguousarray(tickets, np.int64)

@@ -1,4 +1,4 @@
-"""Reads the status of the consumers of a ring without a lock, for display and for waits."""
+"""Reads the status of a ring's consumers without a lock, for monitoring and error messages."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from shmbuffer.memory.mapped.native import Mapped
 
 
 class HeldItems(NamedTuple):
-    """Describes the items that a client holds under one lease."""
+    """The items that a client holds under one lease."""
 
     pid: int
     items: int
+    """Number of items that are not acknowledged yet."""
     held_s: float
+    """Seconds since the items were delivered."""
     ends_in_s: float
-    """Seconds until the lease expires; inf if the lease lasts as long as its holder.
+    """Seconds until the lease expires; inf if it has no time limit.
 
-    If the lease has expired, the value is 0, and the next sample gets the items.
+    The value is 0 if the lease has expired or its holder is no longer attached. The next sample
+    then gets the items.
     """
     entry: int
     """The registry entry of the handle that holds the items."""
     lease: int
-    """The lease, as in ``"index_lease"`` of a batch."""
+    """The number of the lease, as in the entry ``"index_lease"`` of a batch."""
 
 
 class ConsumerStatus(NamedTuple):
@@ -39,29 +42,31 @@ class ConsumerStatus(NamedTuple):
     holds: bool
     """True if writers wait for the consumer."""
     position: int
-    """Ticket of the next item that was not delivered to any learner."""
+    """Ticket of the next item to deliver for the first time."""
     floor: int
-    """Ticket below which every item was acknowledged or removed."""
+    """Ticket of the oldest item that is not acknowledged. All earlier items are done."""
     behind: int
-    """The number of tickets from ``floor`` to the newest item."""
+    """Number of tickets from ``floor`` to the newest item."""
     delivered: int
-    """Number of items delivered since the consumer was created, like the next three counts."""
+    """Number of items delivered since the consumer was created."""
     acked: int
+    """Number of items acknowledged."""
     redelivered: int
     """Number of items delivered again because their holder died or their lease expired."""
     refused: int
-    """Number of items that were acknowledged too late."""
+    """Number of acknowledgements that were rejected because they were too late."""
     dropped: int
-    """Number of items that were dropped without delivery."""
+    """Number of items that were marked as done without a delivery."""
     leases: tuple[HeldItems, ...]
+    """The items that learners hold, per lease."""
 
     @property
     def held(self) -> int:
-        """Number of items under a lease."""
+        """Number of items that learners hold."""
         return sum(lease.items for lease in self.leases)
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to a dict of JSON values; ``ends_in_s`` is None if a lease never expires."""
+        """Returns a dict that can be written as JSON; ``ends_in_s`` is None instead of inf."""
         leases = [
             {
                 **lease._asdict(),
@@ -76,7 +81,14 @@ COUNTS = ("delivered", "acked", "redelivered", "refused", "dropped")
 
 
 def parse_consumers(content: Any, capacity: int, head: int, entries: Any) -> list[ConsumerStatus]:
-    """Reads the status of every consumer from a ledger, without a lock."""
+    """Reads the status of every consumer from the content of a ledger, without a lock.
+
+    Args:
+        content: The ledger, mapped or copied.
+        capacity: The capacity of the ring in slots.
+        head: The head of the ring, which is the ticket of the next write.
+        entries: The entries of the registry.
+    """
     if memoryview(content).nbytes < ledger.HEAD.itemsize:
         return []  # another program has truncated the file
     found = []
@@ -107,7 +119,7 @@ def read_consumers(mapped: Mapped, control: Control) -> list[ConsumerStatus]:
 
 
 def _parse_lease(lease: Any, entries: Any) -> HeldItems:
-    """Decodes a lease."""
+    """Decodes the record of a lease."""
     number = int(lease["entry"]) % len(entries)
     entry = entries[number]
     alive = entry["state"] == EntryState.LIVE and entry["incarnation"] == lease["incarnation"]
@@ -119,7 +131,7 @@ def _parse_lease(lease: Any, entries: Any) -> HeldItems:
 
 
 def consumer_stats(seat: Seat) -> dict[str, int | float]:
-    """Sums the counts of all consumers; returns zeros if there are no consumers."""
+    """Returns the counters of all consumers together, by their metric names."""
     found = [] if seat.mapped is None else read_consumers(seat.mapped, seat.control)
     return {
         "consumers": len(found),

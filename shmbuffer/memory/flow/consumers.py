@@ -1,7 +1,7 @@
 """Opens, lists and removes the consumers of a ring.
 
-A consumer is identified by its name, and remains when its processes end. With ``holds``, writers do
-not overwrite items that the consumer has not acknowledged, but wait.
+A consumer is identified by its name, and remains when its processes exit. With ``holds``, writers
+wait before they overwrite an item that the consumer has not acknowledged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shmbuffer.memory.format import ledger
 
 Start = Literal["oldest", "newest"]
 
-_SEED_BITS = 40  # random bits of the first lease's number, so that leases of directories differ
+_SEED_BITS = 40  # random bits in a consumer's first lease number, so that it differs per directory
 
 
 class Consumers:
@@ -48,20 +48,21 @@ class Consumers:
         start: Start = "oldest",
         timeout: float = 60.0,
     ) -> Consumer:
-        """Returns the consumer with a name, which is created if it does not exist.
+        """Opens the consumer with a name. Creates it if it does not exist.
 
         Args:
             name: Up to 48 bytes of UTF-8.
             times: Number of times that each item must be acknowledged.
             holds: If True, writers wait for the consumer.
-            start: First item of a new consumer: the oldest existing item, or the next new one.
+            start: Where a new consumer starts: ``"oldest"``, at the oldest existing item, or
+                ``"newest"``, at the next item that is written.
             timeout: Seconds to wait for another process that opens a consumer, or that creates or
                 recovers the buffer.
 
         Raises:
-            ConsumerError: The consumer exists with different ``times`` or ``holds``, or there are
-                already eight consumers.
-            ValueError: The start or the name is invalid, or the storage has several dimensions.
+            ConsumerError: The consumer exists with different ``times`` or ``holds``, or the buffer
+                already has eight consumers.
+            ValueError: An argument is invalid, or the storage has several dimensions.
             SpaceError: There is not enough space for the data of the consumer.
         """
         encoded = self._encode_name(name, times, start)
@@ -71,51 +72,54 @@ class Consumers:
                 self._seat.require_there()
                 found = self._find(encoded)
                 if found is None:
-                    found = self._make(encoded, times, holds, newest=start == "newest")
+                    found = self._create(encoded, times, holds, newest=start == "newest")
         which, record = found
-        if (int(record["times"]), bool(record["holds"])) != (times, holds):
+        recorded = int(record["times"]), bool(record["holds"])
+        if recorded != (times, holds):
             raise ConsumerError(
-                f"{self._seat.where}: consumer {name!r} exists with max_sample_count "
-                f"{int(record['times'])}{'' if record['holds'] else ' and without holding writers'}"
-                f", not {times}{'' if holds else ' and without holding them'}; use the same, or "
+                f"{self._seat.where}: consumer {name!r} already exists with "
+                f"{_describe(*recorded)}, got {_describe(times, holds)}; use the same values, or "
                 "another name",
                 name=name,
             )
         return Consumer(self._calls, name, which, int(record["number"]))
 
     def known(self, name: str) -> Consumer | None:
-        """Returns the consumer with a name, or None if there is no such consumer."""
+        """Returns the existing consumer with a name, or None if there is no such consumer."""
         found = self._find(name.encode())
         return found and Consumer(self._calls, name, found[0], int(found[1]["number"]))
 
     def remove(self, name: str) -> bool:
-        """Removes a consumer, so that no writer waits for it; False if there was no consumer."""
+        """Removes the consumer with a name, so that writers no longer wait for it.
+
+        Returns False if there is no such consumer.
+        """
         found = self._find(name.encode())
         if found is None:
             return False
         try:
             self._calls.ask("remove_consumer", found[0], int(found[1]["number"]))
-        except ConsumerError:  # another process has removed it
+        except ConsumerError:  # another process has removed the consumer
             return False
         return True
 
     def _encode_name(self, name: str, times: int, start: str) -> bytes:
-        """Checks the arguments, and encodes the name of a consumer."""
+        """Checks the arguments of `open`, and returns the name in UTF-8."""
         where, encoded = self._seat.where, name.encode()
         if not 0 < len(encoded) <= ledger.NAME_BYTES or "\0" in name:
             raise ValueError(
-                f"{where}: the name of a consumer must have from 1 to {ledger.NAME_BYTES} bytes, "
-                f"but is {name!r}"
+                f"{where}: the name of a consumer must have from 1 to {ledger.NAME_BYTES} bytes "
+                f"and no NUL, got {name!r}"
             )
         if start not in ("oldest", "newest"):
-            raise ValueError(f"{where}: start must be 'oldest' or 'newest', but is {start!r}")
+            raise ValueError(f"{where}: start must be 'oldest' or 'newest', got {start!r}")
         if not 1 <= times <= ledger.MOST_ACKS:
             raise ValueError(
-                f"{where}: max_sample_count must be from 1 to {ledger.MOST_ACKS}, but is {times}"
+                f"{where}: max_sample_count must be from 1 to {ledger.MOST_ACKS}, got {times}"
             )
         if self._calls.schema.lanes:
             raise ValueError(
-                f"{where}: a consumer needs a storage of one dimension, but this one has "
+                f"{where}: a consumer needs a storage with one dimension, but this storage has "
                 f"{1 + len(self._calls.schema.lanes)}; create it with ndim=1"
             )
         return encoded
@@ -125,20 +129,23 @@ class Consumers:
         return self._seat.mapped.ledger
 
     def _find(self, encoded: bytes) -> tuple[int, Any] | None:
-        """Returns the place and a copy of a consumer's record; None if there is none."""
+        """Returns the index and a copy of a consumer's record; None if it does not exist."""
         for which, record in enumerate(ledger.consumers(self._map())):
-            # another consumer may have reused the place
+            # another process may reuse the record for a new consumer during the copy
             number, known = int(record["number"]), record.copy()
             if (known["state"], known["name"]) == (ledger.CONSUMES, encoded):
                 return (which, known) if known["number"] == number else None
         return None
 
-    def _make(self, encoded: bytes, times: int, holds: bool, *, newest: bool) -> tuple[int, Any]:
-        """Creates a consumer; the caller holds init.lock."""
+    def _create(self, encoded: bytes, times: int, holds: bool, *, newest: bool) -> tuple[int, Any]:
+        """Creates a consumer, and returns the index and a copy of its record.
+
+        The caller holds init.lock. Raises ConsumerError if all records are in use.
+        """
         seat, records = self._seat, ledger.consumers(self._map())
-        free = [at for at, one in enumerate(records) if one["state"] != ledger.CONSUMES]
+        free = [at for at, record in enumerate(records) if record["state"] != ledger.CONSUMES]
         if not free:
-            names = ", ".join(repr(one.name) for one in self.status())
+            names = ", ".join(repr(status.name) for status in self.status())
             raise ConsumerError(
                 f"{seat.where}: there are already {len(records)} consumers ({names}), which is the "
                 "limit; remove one (shmbuffer consumers DIRECTORY --remove NAME)",
@@ -150,6 +157,11 @@ class Consumers:
         ledger.store_length(self._map(), start + parts["each"])
         padded = np.frombuffer(encoded.ljust(ledger.NAME_BYTES, b"\0"), np.uint8)
         seed = 1 + secrets.randbits(_SEED_BITS)
-        given = free[0], padded.ctypes.data, times, holds, newest, seed
-        self._calls.ask("open_consumer", *given)
+        arguments = free[0], padded.ctypes.data, times, holds, newest, seed
+        self._calls.ask("open_consumer", *arguments)
         return free[0], records[free[0]].copy()
+
+
+def _describe(times: int, holds: bool) -> str:
+    """Describes the settings of a consumer for an error message."""
+    return f"max_sample_count={times}" + ("" if holds else " and without blocking writers")

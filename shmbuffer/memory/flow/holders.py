@@ -1,4 +1,7 @@
-"""Finds clients with reservations, without a lock, for messages and for the live view."""
+"""Finds the clients that hold reservations, for error messages and for ``shmbuffer top``.
+
+The table of reservations is read without a lock.
+"""
 
 from __future__ import annotations
 
@@ -16,46 +19,52 @@ from shmbuffer.memory.format.ledger import ReservationState
 
 @dataclass(frozen=True)
 class Holder:
-    """A client that holds reservations."""
+    """A client that holds reservations, and the space that it has reserved."""
 
-    entry: int  # in the registry
+    entry: int  # index in the registry
     pid: int
-    reservations: int  # how many
-    items: int
-    nbytes: int  # of the byte ring
-    oldest_s: float  # age of its oldest reservation
+    reservations: int  # number of reservations
+    items: int  # number of reserved items
+    nbytes: int  # number of reserved bytes in the byte ring
+    oldest_s: float  # age of the oldest reservation in seconds
 
 
 def table_of(seat: Seat) -> NDArray[Any]:
-    """Returns a live view of all reservations; empty before the first reservation."""
+    """Returns the table of reservations in shared memory. Empty before the first reservation."""
     if seat.mapped is None:
         return np.empty(0, ledger.RESERVATION)
     return ledger.reservations(seat.mapped.ledger)
 
 
 def holders(table: NDArray[Any], entries: Any, width: int = 1) -> list[Holder]:
-    """Returns the clients that hold reservations, sorted by the number of items, largest first."""
-    held = table[(table["state"] == ReservationState.OPEN)]
+    """Returns the clients that hold reservations, sorted by the number of items, largest first.
+
+    Args:
+        table: The table of reservations.
+        entries: The entries of the registry.
+        width: The number of items in a slot.
+    """
+    reserved = table[(table["state"] == ReservationState.OPEN)]
     now, found = _core.boot_ns(), []
-    for entry in np.unique(held["entry"][held["entry"] < layout.ENTRIES]):
-        its = held[held["entry"] == entry]
-        its = its[its["incarnation"] == entries["incarnation"][entry]]
-        if len(its):
+    for entry in np.unique(reserved["entry"][reserved["entry"] < layout.ENTRIES]):
+        own = reserved[reserved["entry"] == entry]
+        own = own[own["incarnation"] == entries["incarnation"][entry]]
+        if len(own):
             found.append(
                 Holder(
                     int(entry),
                     int(entries["pid"][entry]),
-                    len(its),
-                    int(its["rows"].sum()) * width,
-                    int(its["bytes"].sum()),
-                    max(0, now - int(its["since_ns"].min())) / 1e9,
+                    len(own),
+                    int(own["rows"].sum()) * width,
+                    int(own["bytes"].sum()),
+                    max(0, now - int(own["since_ns"].min())) / 1e9,
                 )
             )
-    return sorted(found, key=lambda one: -one.items)
+    return sorted(found, key=lambda holder: -holder.items)
 
 
 def describe_holders(found: list[Holder]) -> str:
-    """Returns "pid 12 holds 3 reservations of 96 items", or "" if there is no reservation."""
+    """Returns text like "pid 12 holds 3 reservations of 96 items", or "" for an empty list."""
     if not found:
         return ""
     first = found[0]
@@ -63,6 +72,6 @@ def describe_holders(found: list[Holder]) -> str:
     text = f"pid {first.pid} holds {what} of {first.items:,} items"
     if len(found) == 1:
         return text
-    rest = sum(one.items for one in found[1:])
+    rest = sum(holder.items for holder in found[1:])
     others = "another process" if len(found) == 2 else f"{len(found) - 1} other processes"
     return f"{text}, and {others} {rest:,}"

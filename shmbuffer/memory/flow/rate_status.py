@@ -1,8 +1,8 @@
-"""Reads the state of both sides of a rate-limited buffer, and describes it in words.
+"""Reads the state of a rate-limited buffer, and explains in words why a call waits.
 
-The functions read the runtime page and the registry, mapped or copied, without a lock. They are
-used by timeout errors, logs and the live view. In this module, any client that samples is called a
-learner and any client that inserts is called a collector, regardless of its role.
+The functions read the runtime page and the registry, mapped or copied, without a lock. Timeout
+errors, log messages and ``shmbuffer top`` use them. In this module, any client that samples is
+called a learner and any client that inserts is called a collector, regardless of its role.
 """
 
 from __future__ import annotations
@@ -18,37 +18,42 @@ from shmbuffer.memory.format import limiter
 from shmbuffer.memory.format.layout import EntryState, Limit, Phase, Role, Side, Why
 from shmbuffer.memory.system.identity import ProcessState, process_state
 
-ROUNDING = 1e-6  # of a sample, as in the core
-_LONG_S = 1.0  # shorter spans are shown in milliseconds
+ROUNDING = 1e-6  # tolerance for rounding errors in samples, as in the core
+_LONG_S = 1.0  # shorter durations are shown in milliseconds
 
 
 @dataclass(frozen=True)
 class RateStatus:
-    """State of both sides at one point in time."""
+    """The state of a buffer's limits and of both sides at one point in time."""
 
-    wanted: float | None  # samples per insert; None: there is no ratio
-    # samples drawn for each insert since the ratio began; None before the first insert
+    wanted: float | None  # configured samples per insert; None without a ratio
+    # samples per insert since the ratio was set; None before the first insert
     seen: float | None
-    ahead: float  # samples by which the inserts are ahead; negative if the samples are
-    error_buffer: float  # how far they may be apart
-    min_size: int  # the number of items that samples require
-    size: int  # the number of items in the buffer
-    filled: int  # the number of items once current writes are committed
-    # items that a queue has not returned often enough; None: there is no queue
+    ahead: float  # samples by which the inserts are ahead; negative if the samples are ahead
+    error_buffer: float  # maximum of the absolute value of `ahead`
+    min_size: int  # number of items that the buffer must have for a sample
+    size: int  # number of items in the buffer
+    filled: int  # number of items when all current writes and reservations are committed
+    # number of items in a queue that must still be returned; None if the buffer is not a queue
     queued: int | None
-    left: int  # how often these items can still be returned, in total
-    room: int  # the capacity of the ring in items
-    pending: int  # items that are being written
-    max_times_sampled: int  # 0: there is no queue
-    quota: int | None = None  # elements that may still be written to one ring of several
-    reserved: int = 0  # items that are reserved
-    allowed: int | None = None  # items that may be written before the next version; None: no limit
-    version: int = 0  # of the policy that learners have
-    max_staleness: int | None = None  # versions that items may be behind it; None: no limit
-    refused: int = 0  # items that were too old
+    left: int  # number of items that the queue can still return, counted once per return
+    room: int  # capacity of the ring in items
+    pending: int  # number of items that are being written
+    max_times_sampled: int  # number of times that a queue returns each item; 0 if it is not a queue
+    quota: int | None = None  # number of items that can still be written to this shard
+    reserved: int = 0  # number of reserved items
+    allowed: int | None = None  # items that can be written before the next version; None: no limit
+    version: int = 0  # version of the policy that the learners have published
+    max_staleness: int | None = None  # maximum staleness of an item in versions; None: no limit
+    refused: int = 0  # number of items that were rejected as too old
 
     def why(self, side: Side, count: int) -> Why | None:
-        """Returns why a call for ``count`` items would wait now; None if it would not wait."""
+        """Returns the limit for which a call would wait now, or None if it would not wait.
+
+        Args:
+            side: The side that the call would wait for. A write waits for SAMPLES.
+            count: The number of items in the call.
+        """
         if side == Side.SAMPLES:
             if self.queued is not None and self.queued + self.reserved + count > self.room:
                 return Why.FULL
@@ -70,7 +75,13 @@ class RateStatus:
 
 
 def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
-    """Reads the state of a limited buffer from its runtime page."""
+    """Reads the state of a buffer's limits from its runtime page.
+
+    Args:
+        runtime: The runtime page.
+        width: The number of items in a slot.
+        capacity: The number of slots.
+    """
     size, pending = int(runtime["length"]) * width, int(runtime["pending"])
     reserved = int(runtime["reserved"]) * width
     head = int(runtime["head"])
@@ -86,8 +97,8 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
     ratio = float(block["samples_per_insert"])
     inserted = limiter.signed(int(runtime["write_count"]) - int(block["inserts_base"]))
     drawn = limiter.signed(int(runtime["drawn"]) - int(block["samples_base"]))
-    # Items that are being overwritten were counted before the write began. A claim in a ring that
-    # was not full overwrites no items.
+    # Items that are being overwritten were counted before the write began, so they still count. A
+    # claim in a ring that was not full overwrites no items.
     overwrites = inserted >= 0 and head * width >= capacity * width + pending
     times = int(block["max_times_sampled"]) if limits & Limit.QUEUE else 0
     queued, left = None, 0
@@ -119,36 +130,48 @@ def rate_status(runtime: Any, *, width: int, capacity: int) -> RateStatus:
 
 
 def _allowed(runtime: Any, ages: Any, open_: int) -> int | None:
-    """Returns how many items may be written before the next version; None without a limit."""
+    """Returns the number of items that can be written before the next policy version.
+
+    Returns None without a limit. ``open_`` is the number of items that are being written or
+    reserved.
+    """
     each = int(ages["items_per_version"])
     if each == 0:
         return None
     written = limiter.signed(int(runtime["write_count"]) - int(ages["inserts_base"]))
     versions = limiter.signed(int(runtime["consumer_version"]) - int(ages["version_base"]))
     if written + open_ == 0:
-        versions = 0  # nothing is written, so versions count from here on
-    # If a version was made without items, both terms are too large by one batch. The difference is
-    # right.
+        versions = 0  # versions count from the first write on
+    # If a version was published without new items, both terms are too large by one batch. Their
+    # difference is right.
     return (max(0, versions) + int(ages["max_staleness"]) + 1) * each - written - open_
 
 
 def clients_on(entries: Any, side: Side, *, excluding: int | None = None) -> list[int]:
-    """Returns the entries of clients on a side, identified by their calls, role or wait."""
+    """Returns the registry entries of the clients on a side.
+
+    A client is on a side if it has made a call of that side, or waits in such a call. A client that
+    has made no call of the other side is also on the side of its role. The entry ``excluding`` is
+    left out.
+    """
     field, other, role, waiting = (
         ("last_sample_ns", "last_insert_ns", Role.LEARNER, Side.INSERTS)
         if side == Side.SAMPLES
         else ("last_insert_ns", "last_sample_ns", Role.COLLECTOR, Side.SAMPLES)
     )
     # Every spawned process has the role "collector", so calls are more reliable than roles.
-    to_come = (entries["role"] == role) & (entries[other] == 0)
-    there = (entries["state"] == EntryState.LIVE) & (
-        (entries[field] > 0) | to_come | (entries["waits_for"] & waiting > 0)
+    by_role = (entries["role"] == role) & (entries[other] == 0)
+    on_side = (entries["state"] == EntryState.LIVE) & (
+        (entries[field] > 0) | by_role | (entries["waits_for"] & waiting > 0)
     )
-    return [int(i) for i in there.nonzero()[0] if i != excluding]
+    return [int(i) for i in on_side.nonzero()[0] if i != excluding]
 
 
 def may_write(entries: Any, *, excluding: int) -> bool:
-    """True if another living client has written or could write."""
+    """True if a living client other than ``excluding`` has written or could write.
+
+    A collector or other client could write unless it has only sampled.
+    """
     live = (entries["state"] == EntryState.LIVE) & (np.arange(len(entries)) != excluding)
     writes = (entries["role"] == Role.COLLECTOR) | (entries["role"] == Role.CLIENT)
     draws = (entries["last_sample_ns"] > 0) | (entries["waits_for"] & Side.INSERTS > 0)
@@ -167,17 +190,27 @@ def explain(
     consumers: Sequence[ConsumerStatus] = (),
     absent: str = "",
 ) -> str:
-    """Explains why a call waits and for which clients: "4 samples per insert wanted, ...".
+    """Explains why a call waits, and which clients can end the wait.
 
-    ``absent`` describes collectors that have not attached yet.
+    Args:
+        now: The current state of the buffer's limits.
+        entries: The entries of the registry.
+        side: The side that the call waits for.
+        count: The number of items that the call needs.
+        why: The limit that stopped the call.
+        now_ns: The current monotonic time in nanoseconds.
+        excluding: The registry entry of the client that waits.
+        held: Description of the reservations in the buffer, or "".
+        consumers: The status of the consumers.
+        absent: Description of collectors that have not attached yet, or "".
     """
     who = _who(entries, side, now_ns, excluding)
     if absent and not clients_on(entries, side, excluding=excluding):
         who = absent
     match why:
         case Why.AHEAD | Why.BEHIND:
-            seen = "none yet" if now.seen is None else f"{now.seen:.3g} seen"
-            what = f"{now.wanted:g} samples per insert wanted, {seen}"
+            seen = "none" if now.seen is None else f"{now.seen:.3g}"
+            what = f"{now.wanted:g} samples per insert are required, but so far there were {seen}"
         case Why.QUOTA:
             what = (
                 f"{count:,} items are to be written, but the quota of this shard is {now.quota:,}"
@@ -192,7 +225,7 @@ def explain(
         case Why.HELD:
             what, who = _explain_hold(consumers)
         case Why.SCARCE:
-            what = f"{count:,} items are needed that this consumer has not been given yet"
+            what = f"{count:,} undelivered items are needed, but this consumer has fewer"
             if (entries["waits_for"] & Side.SAMPLES > 0).any():
                 what += _own_leases(consumers, excluding)
         case Why.FEW:
@@ -226,35 +259,40 @@ def explain(
 
 
 def _explain_hold(consumers: Sequence[ConsumerStatus]) -> tuple[str, str]:
-    """Describes why writers wait for consumers, and which clients can end the wait."""
-    holding = [one for one in consumers if one.holds]
-    if not holding:
-        return "a consumer had items that were not acknowledged", "it was removed just now"
-    last = min(holding, key=lambda one: one.floor)
+    """Describes why a writer waits for a consumer, and which clients can end the wait."""
+    blocking = [consumer for consumer in consumers if consumer.holds]
+    if not blocking:
+        reason = "the oldest item was not acknowledged by a consumer"
+        return reason, "this consumer has just been removed"
+    last = min(blocking, key=lambda consumer: consumer.floor)
     what = (
         f"the oldest of {last.behind:,} items that consumer {last.name!r} has not acknowledged "
         "would be overwritten"
     )
-    advice = f"remove it (`shmbuffer consumers DIRECTORY --remove {last.name}`)"
+    advice = f"remove the consumer (`shmbuffer consumers DIRECTORY --remove {last.name}`)"
     running = [lease for lease in last.leases if lease.ends_in_s]
     if not running:
-        return what, f"no learner holds any of them; sample with that consumer, or {advice}"
+        return what, f"no learner holds any of these items; sample with the consumer, or {advice}"
     pids = sorted({lease.pid for lease in running})
     noun = "process" if len(pids) == 1 else "processes"
     held = f"{noun} {', '.join(map(str, pids))} {'holds' if len(pids) == 1 else 'hold'} "
     items = sum(lease.items for lease in running)
-    return what, f"{held}{items:,} of them until ack(); {advice}"
+    return what, f"{held}{items:,} of these items until ack(); wait, or {advice}"
 
 
 def _own_leases(consumers: Sequence[ConsumerStatus], entry: int) -> str:
-    """Explains how a waiting learner whose own leases block the writers can continue."""
-    found = ""
-    for one in consumers:
-        items = sum(lease.items for lease in one.leases if lease.entry == entry and lease.ends_in_s)
-        if items and one.holds:
-            held = f"{items:,} unacknowledged items of consumer {one.name!r}"
-            found += f"; this handle holds {held}, and writers wait for them; ack them first"
-    return found
+    """Explains how a waiting learner whose own leases block the writers can continue.
+
+    ``entry`` is the registry entry of the learner. The text is "" if it holds no items.
+    """
+    text = ""
+    for consumer in consumers:
+        leases = [lease for lease in consumer.leases if lease.entry == entry and lease.ends_in_s]
+        items = sum(lease.items for lease in leases)
+        if items and consumer.holds:
+            held = f"{items:,} unacknowledged items of consumer {consumer.name!r}"
+            text += f"; this handle holds {held}, and writers wait for them; ack them first"
+    return text
 
 
 def waits(
@@ -267,7 +305,12 @@ def waits(
     held: str = "",
     consumers: Sequence[ConsumerStatus] = (),
 ) -> list[dict[str, Any]]:
-    """Describes every client that waits for the other side: pid, entry, seconds and text."""
+    """Describes every client that waits for the other side.
+
+    Returns:
+        A dict per wait, with the registry ``entry`` and the ``pid`` of the client, the ``seconds``
+        that it has waited, and the ``text`` of the reason.
+    """
     now = rate_status(runtime, width=width, capacity=capacity)
     found = []
     live = entries["state"] == EntryState.LIVE
@@ -276,9 +319,9 @@ def waits(
         for side in Side:
             why = limited_by(now, one, side)
             if why is None:
-                continue  # it can continue, and will do so shortly
-            asked = now, entries, side, wanted(one, side), why, now_ns, int(entry)
-            text = explain(*asked, held, consumers)
+                continue  # the client can continue, and will do so shortly
+            call = now, entries, side, wanted(one, side), why, now_ns, int(entry)
+            text = explain(*call, held, consumers)
             found.append(
                 {
                     "entry": int(entry),
@@ -291,67 +334,84 @@ def waits(
 
 
 def wanted(entry: Any, side: Side) -> int:
-    """Returns how many items a client waits to write or to sample."""
+    """Returns the number of items that a waiting client wants to write or sample.
+
+    ``side`` is the side that the client waits for.
+    """
     return int(entry["inserts_wanted" if side == Side.SAMPLES else "samples_wanted"])
 
 
 def limited_by(now: RateStatus, entry: Any, side: Side) -> Why | None:
-    """Returns why a client waits for the other side; None if it does not wait."""
+    """Returns the limit for which a client waits; None if it does not wait or can continue.
+
+    Args:
+        now: The current state of the buffer's limits.
+        entry: The registry entry of the client.
+        side: The side that the client waits for.
+    """
     if not int(entry["waits_for"]) & side:
         return None
-    noted = int(entry["waits_why"])
-    if side == Side.SAMPLES and noted == Why.FULL:
+    recorded = int(entry["waits_why"])
+    if side == Side.SAMPLES and recorded == Why.FULL:
         return Why.FULL
-    if noted == Why.SHORT and side == Side.INSERTS:
+    if recorded == Why.SHORT and side == Side.INSERTS:
         return Why.SHORT
-    if noted == (Why.HELD if side == Side.SAMPLES else Why.SCARCE):
-        return Why(noted)
-    if side == Side.INSERTS and noted == Why.FEW:
+    if recorded == (Why.HELD if side == Side.SAMPLES else Why.SCARCE):
+        return Why(recorded)
+    if side == Side.INSERTS and recorded == Why.FEW:
         return Why.FEW if now.size < wanted(entry, side) else None
     return now.why(side, wanted(entry, side))
 
 
 def _who(entries: Any, side: Side, now_ns: int, excluding: int) -> str:
-    """Describes the clients on a side, and when the last one was active."""
+    """Describes the clients on a side, and when the most recently active client was active."""
     noun, did, field = (
         ("learner", "sampled", "last_sample_ns")
         if side == Side.SAMPLES
         else ("collector", "inserted", "last_insert_ns")
     )
-    there = clients_on(entries, side, excluding=excluding)
-    if not there:
-        itself = int(entries[field][excluding])
-        if itself == 0:
+    clients = clients_on(entries, side, excluding=excluding)
+    if not clients:
+        own_ns = int(entries[field][excluding])
+        if own_ns == 0:
             return f"there is no {noun}"
-        pid, when = int(entries["pid"][excluding]), _span(_seconds(now_ns, itself))
-        return f"there is no other {noun}, pid {pid} itself last {did} {when} ago"
-    last = max(there, key=lambda entry: int(entries[field][entry]))
+        pid, when = int(entries["pid"][excluding]), _format_span(_seconds(now_ns, own_ns))
+        return f"there is no {noun} other than pid {pid}, which last {did} {when} ago"
+    last = max(clients, key=lambda entry: int(entries[field][entry]))
     at = int(entries[field][last])
     name = _name(entries, last)
-    when = f"last {did} {_span(_seconds(now_ns, at))} ago" if at else f"has not {did} yet"
-    if len(there) == 1:
+    when = f"last {did} {_format_span(_seconds(now_ns, at))} ago" if at else f"has not {did} yet"
+    if len(clients) == 1:
         return f"the only {noun}, {name}, {when}"
-    return f"of {len(there)} {noun}s the last one, {name}, {when}"
+    return f"the most recent of {len(clients)} {noun}s, {name}, {when}"
 
 
 def _name(entries: Any, entry: int) -> str:
-    """Returns the pid of a client, with its state unless it is running."""
+    """Returns text like "pid 12 (stopped)". The state is left out if the process is running."""
     pid = int(entries["pid"][entry])
     state = process_state(pid)
     return f"pid {pid}" + (f" ({state})" if state != ProcessState.RUNNING else "")
 
 
 def _first(entries: Any, field: str, which: Any) -> int | None:
-    """Returns the selected entry with the smallest value of a field."""
-    there = (which & (entries["state"] == EntryState.LIVE)).nonzero()[0]
-    return min(map(int, there), key=lambda entry: int(entries[field][entry]), default=None)
+    """Returns the living client with the smallest value of a field, as its registry entry.
+
+    ``which`` is a mask of the entries that are considered. Returns None if none of them is alive.
+    """
+    living = (which & (entries["state"] == EntryState.LIVE)).nonzero()[0]
+    return min(map(int, living), key=lambda entry: int(entries[field][entry]), default=None)
 
 
 def not_attached(since: Sequence[float], now: float) -> str:
-    """Describes collectors that were started at these times but have not attached; "" if none."""
+    """Describes collectors that were started but have not attached yet; "" if there are none.
+
+    Args:
+        since: The start time of each of these collectors, in epoch seconds.
+        now: The current time, in epoch seconds.
+    """
     if not since:
         return ""
-    when = _span(max(0.0, now - max(since)))
+    when = _format_span(max(0.0, now - max(since)))
     if len(since) == 1:
         return f"1 collector was started {when} ago and has not attached yet"
     return f"{len(since)} collectors were started {when} ago and have not attached yet"
@@ -361,8 +421,8 @@ def _seconds(now_ns: int, then_ns: int) -> float:
     return max(0, now_ns - then_ns) / 1e9
 
 
-def _span(seconds: float) -> str:
-    """Formats a time span."""
+def _format_span(seconds: float) -> str:
+    """Formats a duration as milliseconds, seconds or minutes."""
     if seconds < _LONG_S:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:

@@ -1,4 +1,4 @@
-"""Observes the clients on each side of a rate-limited buffer, for calls that wait for them."""
+"""Finds the clients on each side of a rate-limited buffer, for calls that wait for them."""
 
 from __future__ import annotations
 
@@ -14,51 +14,55 @@ from shmbuffer.memory.flow.rate_status import clients_on, may_write, not_attache
 from shmbuffer.memory.format.layout import EntryState, Side
 
 ALONE_S = 1.0
-"""Time without clients after which a side counts as empty; a client may be restarting."""
+"""Seconds without clients after which a side counts as empty.
 
-_FORGET_S = 30.0  # after this time without a wait, it is not known since when a side is left
+The time is not 0, because a client may be restarting.
+"""
+
+_FORGET_S = 30.0
+"""Seconds between two waits after which the time without clients is counted from 0 again."""
 
 
 class Sides:
-    """Tells a handle which clients sample and insert."""
+    """The clients that insert into a buffer and sample from it, as seen by one handle."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
-        self._samplers: set[int] = set()
-        self._left: set[Side] = set()  # sides that had no client when the last call waited
-        # first and last time at which a side had no client
-        self._alone: dict[Side, tuple[float, float]] = {}
+        self._sampling_threads: set[int] = set()
+        self._known_empty: set[Side] = set()  # sides whose emptiness was reported by `note_empty`
+        # first and last time at which `is_empty` found no client on a side
+        self._empty: dict[Side, tuple[float, float]] = {}
 
-    def draws_here(self) -> None:
-        """Records that this thread samples, for the writers of its process."""
-        self._samplers.add(get_native_id())
+    def note_sampler(self) -> None:
+        """Records that this thread samples, because the registry lists only processes."""
+        self._sampling_threads.add(get_native_id())
 
-    def are_left(self, side: Side, now: float) -> bool:
-        """True if a side has had no client for at least `ALONE_S`."""
-        there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
-        if there or self.has_thread(side):
-            self._alone.pop(side, None)
-            self._left.discard(side)
+    def is_empty(self, side: Side, now: float) -> bool:
+        """True if no client has been on a side for at least `ALONE_S` seconds."""
+        clients = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
+        if clients or self.has_thread(side):
+            self._empty.pop(side, None)
+            self._known_empty.discard(side)
             return False
-        since, last = self._alone.get(side, (now, now))
-        # last of all calls, so that short timeouts add up
+        since, last = self._empty.get(side, (now, now))
+        # `last` is from the previous call of any wait, so that waits with short timeouts add up
         since = since if now - last < _FORGET_S else now
-        self._alone.update({side: (since, now)})
-        return side in self._left or now - since >= ALONE_S
+        self._empty.update({side: (since, now)})
+        return side in self._known_empty or now - since >= ALONE_S
 
-    def lost_collectors(self) -> tuple[Dead, ...]:
-        """Returns the dead collectors, if all have died and no other client could write."""
+    def dead_collectors(self) -> tuple[Dead, ...]:
+        """Returns the dead collectors if no other process could write; otherwise an empty tuple."""
         entry, spawned = self._seat.entry, self._spawned()
         if spawned.others or may_write(self._seat.control.entries, excluding=entry):
             return ()
         return spawned.dead
 
-    def absent(self) -> str:
-        """Describes spawned collectors that have not attached yet."""
+    def describe_absent(self) -> str:
+        """Describes spawned collectors that have not attached yet; "" if there are none."""
         return not_attached(self._spawned().absent, time.time())
 
-    def _spawned(self) -> RosterContent:
-        """Returns the spawned processes of the directory."""
+    def _spawned(self) -> Attendance:
+        """Returns which spawned processes of the directory are dead or have not attached yet."""
         directory, entries = self._seat.backing.directory, self._seat.control.entries
         if directory is None:
             return RosterContent((), 0, ())
@@ -66,26 +70,26 @@ class Sides:
         return read_roster(directory, set(map(int, pids)))
 
     def all_wait(self, side: Side) -> bool:
-        """True if all clients on a side wait, or the side has no clients."""
+        """True if every client on a side waits, or there is no client on that side."""
         waits = self._seat.control.entries["waits_for"]
-        there = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
+        clients = clients_on(self._seat.control.entries, side, excluding=self._seat.entry)
         if self.has_thread(side) and not waits[self._seat.entry] & ~np.uint32(side):
             return False
-        return bool((waits[there] > 0).all())
+        return bool((waits[clients] > 0).all())
 
-    def note_left(self, side: Side) -> bool:
-        """Records that no client is on a side; returns True if that is new."""
-        known = side in self._left
-        self._left.add(side)
-        return not known
+    def note_empty(self, side: Side) -> bool:
+        """Records that a side has no client. Returns True if this was not recorded before."""
+        is_known = side in self._known_empty
+        self._known_empty.add(side)
+        return not is_known
 
     def has_thread(self, side: Side) -> bool:
-        """True if another thread of this process uses this handle on that side."""
+        """True if another living thread of this process has used this handle on that side."""
         me = get_native_id()
         native = self._seat.native  # None before the first write
         writers = {native.last_writer} if native is not None else set()
-        theirs = self._samplers if side == Side.SAMPLES else writers
+        threads = self._sampling_threads if side == Side.SAMPLES else writers
         return any(
             thread and thread != me and os.path.exists(f"/proc/self/task/{thread}")
-            for thread in theirs
+            for thread in threads
         )

@@ -1,4 +1,4 @@
-"""Raises the errors for the status codes of native calls."""
+"""Raises the errors that belong to the status codes of the C core."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ from shmbuffer.memory.system.identity import process_of, process_state
 
 
 class TooOld(Exception):  # noqa: N818 - not an error: the other items are written
-    """Raised inside a write from a reservation if items would be too old."""
+    """Raised by a write from a reservation if the policy versions of some items are too old."""
 
 
 def require_linked(seat: Seat) -> None:
-    """Raises BufferUnlinkedError if the directory was removed; checks once per second. 0.1 µs."""
+    """Raises BufferUnlinkedError if the directory was removed.
+
+    The directory is checked once per second. Cost: 0.1 µs.
+    """
     if seat.native is None:
         seat.require_linked()
     elif (status := seat.native.check_directory()) < 0:
@@ -45,15 +48,23 @@ def require_linked(seat: Seat) -> None:
 def raise_for_status(
     seat: Seat, status: int, what: str, priorities: object = None, index: object = None
 ) -> NoReturn:
-    """Raises the error for a status of the C core."""
+    """Raises the error that belongs to a status of the C core.
+
+    Args:
+        seat: The seat whose native ring returned the status.
+        status: The status code, as a positive number.
+        what: Name of the operation for the message.
+        priorities: Array of priorities that the call received, for the message.
+        index: Array of indices that the call received, for the message.
+    """
     where, native, mapped = seat.where, seat.native, seat.mapped
     assert mapped is not None
     schema = mapped.schema
     if status == _core.BAD_PRIORITY:
         if not (0 <= native.alpha < math.inf and 0 <= native.eps < math.inf):
             raise CorruptBufferError(
-                f"{where}: {what}: alpha is {native.alpha:g} and eps is {native.eps:g}, which is "
-                "invalid, because another program wrote to the shared memory; close every handle, "
+                f"{where}: {what}: alpha={native.alpha:g} and eps={native.eps:g} in shared memory "
+                "are invalid, because another program wrote to the memory; close every handle, "
                 "then recover the buffer",
                 path=where,
             )
@@ -67,7 +78,7 @@ def raise_for_status(
         at = native.bad_at
         value = f" {index[at]}" if isinstance(index, np.ndarray) else ""
         raise IndexError(
-            f"{where}: index{value} at position {at} is outside of the buffer of "
+            f"{where}: index{value} at position {at} is out of range for a buffer of "
             f"{schema.elements} elements; nothing was changed"
         )
     if status == _core.TOO_LARGE:
@@ -91,7 +102,7 @@ def raise_for_status(
         )
     if status == _core.BAD_BATCH:
         raise ValueError(
-            f"{where}: record {native.bad_at} of the batch is not within its bytes; "
+            f"{where}: record {native.bad_at} is not within the bytes of the batch; "
             "nothing was changed"
         )
     if status == _core.NO_RESERVATION:
@@ -101,8 +112,8 @@ def raise_for_status(
     if status == _core.OVER_RESERVED:
         unit = "bytes" if native.why else "items"
         raise ValueError(
-            f"{where}: {what} of {native.bad_at:,} {unit} from a reservation of "
-            f"{native.needed:,}; reserve as many, or write fewer. Nothing was changed"
+            f"{where}: {what} needs {native.bad_at:,} {unit}, but the reservation has only "
+            f"{native.needed:,}; reserve more, or write fewer items. Nothing was changed"
         )
     if status == _core.ALL_RESERVED:
         raise ShmBufferError(
@@ -116,24 +127,24 @@ def raise_for_status(
         raise EmptyBufferError(f"{where}: Cannot sample from an empty storage; write to it first")
     if status == _core.IN_QUEUE:
         raise ShmBufferError(
-            f"{where}: {what}: the buffer is a queue, which is written only at its end; remove "
-            "max_times_sampled first. Nothing was changed"
+            f"{where}: {what}: the buffer is a queue, so items can only be added at its end; "
+            "remove max_times_sampled first. Nothing was changed"
         )
     if status == _core.CONSUMED:
         raise ShmBufferError(
-            f"{where}: {what}: items are consumed in the order in which they were written, so "
-            "named slots cannot be overwritten; remove the consumers first (shmbuffer consumers "
+            f"{where}: {what}: items cannot be overwritten by index, because consumers receive "
+            "items in the order of the writes; remove the consumers first (shmbuffer consumers "
             "DIRECTORY --remove NAME). Nothing was changed"
         )
     if status == _core.CONSUMER_GONE:
         raise ConsumerError(
-            f"{where}: {what}: the consumer was removed while this handle used it; if it is still "
-            "wanted, open it again with a new sampler. Nothing was changed"
+            f"{where}: {what}: the consumer was removed while this handle used it; to continue, "
+            "create the consumer again with a new sampler. Nothing was changed"
         )
     if status == _core.NO_LEASE:
         raise ConsumerError(
-            f"{where}: {what}: {ledger.LEASES} batches of this consumer wait for their "
-            "acknowledgement; call ack() for each batch once it is trained on. Nothing was changed"
+            f"{where}: {what}: {ledger.LEASES} batches of this consumer are not acknowledged, "
+            "which is the limit; call ack() after training on each batch. Nothing was changed"
         )
     if status == _core.OTHER_SETTINGS:
         raise ValueError(
@@ -156,8 +167,9 @@ def raise_for_status(
         raise unlinked(where)
     if status == _core.CLOSED and seat.state() == BufferState.READ_ONLY:
         raise ReadOnlyError(
-            f"{where}: {what}: this is a save, opened for reading, and nothing was written; pass "
-            "on_existing='recover' to attach() to continue in it, or loads() it into a new buffer",
+            f"{where}: {what}: this save is open for reading only, and nothing was written; to "
+            "continue in it, pass on_existing='recover' to attach(), or load it into a new buffer "
+            "with loads()",
             path=where,
         )
     if status == _core.CLOSED:
@@ -200,7 +212,7 @@ def raise_for_status(
         )
     if status == _core.NO_MEMORY:
         raise MemoryError(
-            f"{where}: {what} could not allocate memory for its own bookkeeping; free some memory"
+            f"{where}: {what} could not allocate memory; free some memory, and try again"
         )
     if status == _core.NO_CLAIM:
         raise ShmBufferError(f"{where}: {what}: no slot is claimed; call claim first")

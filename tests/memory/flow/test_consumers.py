@@ -211,9 +211,11 @@ def test_eight_consumers_are_enough(make: Maker) -> None:
 def test_what_cannot_be_is_refused(make: Maker) -> None:
     ring = ring_of(make())
     ring.consumers.open("a")
-    with pytest.raises(ConsumerError, match="'a' exists with max_sample_count 1, not 2"):
+    with pytest.raises(
+        ConsumerError, match="'a' already exists with max_sample_count=1, got max_sample_count=2"
+    ):
         ring.consumers.open("a", times=2)
-    with pytest.raises(ConsumerError, match="not 1 and without holding them"):
+    with pytest.raises(ConsumerError, match="got max_sample_count=1 and without blocking writers"):
         ring.consumers.open("a", holds=False)
     for name in ("", "x" * 49, "a\0"):
         with pytest.raises(ValueError, match="name of a consumer must have from 1 to 48 bytes"):
@@ -224,7 +226,7 @@ def test_what_cannot_be_is_refused(make: Maker) -> None:
 
 def test_an_engine_of_several_lanes_has_no_consumers(make: Maker) -> None:
     engine: Engine = make(lanes=(2,))
-    with pytest.raises(ValueError, match="a consumer needs a storage of one dimension"):
+    with pytest.raises(ValueError, match="a consumer needs a storage with one dimension"):
         ring_of(engine).consumers.open("a")
 
 
@@ -248,7 +250,7 @@ def test_a_learner_that_waits_is_told_of_what_it_holds_while_writers_wait_for_it
         consumer.ack(held.lease, held.slots, held.tickets)
         writer.join()
     assert (
-        "4 items are needed that this consumer has not been given yet; this handle holds 6 "
+        "4 undelivered items are needed, but this consumer has fewer; this handle holds 6 "
         "unacknowledged items of consumer 'train', and writers wait for them; ack them "
         "first"
     ) in str(caught.value)
@@ -266,18 +268,18 @@ def test_a_writer_waits_for_the_slowest_consumer_and_names_it(make_files: Maker)
         write(ring, [8])
     assert str(caught.value).startswith(
         f"{engine.path}: extend waits: the oldest of 8 items that consumer 'slow' has not "
-        "acknowledged would be overwritten; no learner holds any of them; sample with that "
-        "consumer, or remove it (`shmbuffer consumers DIRECTORY --remove slow`); after"
+        "acknowledged would be overwritten; no learner holds any of these items; sample with the "
+        "consumer, or remove the consumer (`shmbuffer consumers DIRECTORY --remove slow`); timed"
     )
     first = slow.take(2)
-    held = rf"process {os.getpid()} holds 2 of them until ack"
+    held = rf"process {os.getpid()} holds 2 of these items until ack"
     with pytest.raises(RateLimitTimeout, match=held), limit_waits(0.3):
         write(ring, [8])
     slow.ack(first.lease, first.slots, first.tickets)
     assert write(ring, [8, 9]) == 8
     assert other.consumers.remove("slow")
     with pytest.raises(
-        ValueError, match="a batch of 9 items cannot be consumed through a buffer of 8"
+        ValueError, match="a consumer cannot receive a batch of 9 items through a buffer of 8"
     ):
         write(ring, range(9))
 
@@ -300,7 +302,7 @@ def test_what_writers_and_learners_would_both_wait_for_is_a_batch(make_files: Ma
     taken = consumer.take(5)
     assert taken.tickets.tolist() == [0, 1]
     assert not consumer.is_stuck(3), "somebody holds them, and may acknowledge them"
-    with pytest.raises(RateLimitTimeout, match="5 items are needed"), limit_waits(0.1):
+    with pytest.raises(RateLimitTimeout, match="5 undelivered items are needed"), limit_waits(0.1):
         consumer.take(5)
     consumer.ack(taken.lease, taken.slots, taken.tickets)
     assert write(ring, range(8, 16)) == 8
@@ -338,7 +340,7 @@ def test_a_writer_is_told_of_nobody_who_has_given_back_what_it_held(make_files: 
     write(ring, range(8))
     done_but_for(consumer, 8, left=2)
     with (
-        pytest.raises(RateLimitTimeout, match="no learner holds any of them; sample"),
+        pytest.raises(RateLimitTimeout, match="no learner holds any of these items; sample"),
         limit_waits(0.1),
     ):
         write(ring, [8])

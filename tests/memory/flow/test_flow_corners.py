@@ -565,9 +565,9 @@ def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: P
         assert not isinstance(raised.value, RateLimitTimeout)
         text = str(raised.value)
         found = re.fullmatch(
-            r".*: writes of 1 items and samples of 6 wait for each other: the queue has 5 items to "
-            r"hand out in ([\d,]+) of its 4,096 bytes, and the next write needs (\d+); give it "
-            r"max_bytes of about ([\d,]+), or write or draw fewer at once",
+            r".*: writes of 1 items and samples of 6 wait for each other: the queue still has 5 "
+            r"items to return in ([\d,]+) of its 4,096 bytes, and the next write needs (\d+); set "
+            r"max_bytes to about ([\d,]+), or write or sample fewer items at once",
             text,
         )
         assert found, text
@@ -594,7 +594,7 @@ def test_a_full_queue_of_records_says_that_it_has_no_bytes(tmp_path: Path) -> No
         write(ring, LARGE[6:7])
     assert re.fullmatch(
         r".*: extend waits: the queue is full: 5 items are not sampled yet, and another \d+ "
-        r"bytes do not fit; there is no learner; after 0 s nothing was changed",
+        r"bytes do not fit; there is no learner; timed out after 0 s, and nothing was changed",
         str(raised.value),
     ), str(raised.value)
 

@@ -705,7 +705,7 @@ def test_an_invalid_alpha_or_eps_is_refused(make: Maker, alpha: float, eps: floa
     with pytest.raises(ValueError, match=r"bind_priorities\(.*\): alpha and eps must be num"):
         unbound.tree.bind(alpha, eps)
     assert not unbound.tree.prioritized
-    with pytest.raises(ValueError, match=r"alpha is .* and eps is "):
+    with pytest.raises(ValueError, match=r"alpha=.* and eps="):
         Settings(capacity=8, alpha=alpha, eps=eps)
 
 

@@ -276,7 +276,7 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_changes(engine
         held.place(slots(0), batch, in_place=False)
     with pytest.raises(ValueError, match="slots must be unique"):
         held.place(slots(1, 1), batch, in_place=False)
-    with pytest.raises(IndexError, match="index 16 at position 1 is outside of the buffer of 16"):
+    with pytest.raises(IndexError, match="index 16 at position 1 is out of range for a buffer of"):
         held.place(slots(1, 16), batch, in_place=False)
     with pytest.raises(IndexError, match="index -1 at position 0"):
         held.read(slots(-1))
@@ -382,7 +382,7 @@ def test_a_piece_that_is_not_inside_its_record_is_refused(
     offset, size = outside
     pieces = np.array([[[offset, address(np.zeros(8, np.uint8)), size]]])
     batch = RecordBatch(np.zeros(64, np.uint8), slots(0), slots(72), pieces)
-    with pytest.raises(ValueError, match=r"record 0 of the batch .* within its bytes"):
+    with pytest.raises(ValueError, match=r"record 0 .* within the bytes of the batch"):
         held.write(batch)
     assert ring.head == 0
 

@@ -171,7 +171,7 @@ def test_a_slot_without_an_item_is_said_to_be_missing(ring: Ring) -> None:
 def test_an_index_outside_the_buffer_is_refused(ring: Ring, index: list[int]) -> None:
     write(ring, range(3))
     with pytest.raises(
-        IndexError, match=r"outside of the buffer of 8 elements; nothing was changed"
+        IndexError, match=r"out of range for a buffer of 8 elements; nothing was changed"
     ):
         read(ring, index)
     with pytest.raises(IndexError, match=rf"index {index[-1]} at position {len(index) - 1} is "):

@@ -321,13 +321,14 @@ class FlowControl:
     def _text(self, bank: Bank) -> str:
         """Returns a description of the ratio and of the quotas, for messages."""
         inserted, drawn = bank.inserted - bank.state.free, bank.drawn
-        seen = f"{drawn / inserted:.3g} seen" if inserted > 0 else "none yet"
+        seen = f"{drawn / inserted:.3g}" if inserted > 0 else "none"
         away = sorted(
             shard.split("/")[0] for shard in bank.state.heard.keys() - set(self._answering)
         )
         missing = f"; no answer from the shards of {', '.join(away)}" if away else ""
         return (
-            f"{bank.ratio:g} samples per insert wanted, {seen} ({bank.inserted:,} items "
+            f"{bank.ratio:g} samples per insert are required, but so far there were {seen} "
+            f"({bank.inserted:,} items "
             f"written, {drawn:,} sampled, {bank.granted - bank.inserted:,} granted to writers and "
             f"{max(0, bank.samples - drawn):,} to learners{missing})"
         )
