@@ -177,7 +177,7 @@ def test_what_is_given_up_counts_in_no_version(tmp_path: Path) -> None:
 def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for pause in ("_EVERY_S", "_SHORT_S", "_CHECK_SHARE"):
+    for pause in ("_EVERY_S", "_SHORT_S", "_RARELY"):
         monkeypatch.setattr(claiming, pause, 0)
     now = [10**12]
     monkeypatch.setattr("shmbuffer.samplers.labelled.index.time.monotonic_ns", lambda: now[0])

@@ -142,7 +142,7 @@ def test_what_is_written_during_a_look_comes_in_windows(
             return item_states(consumer)
 
         assert one.can_sample(STEPS)
-        for pause in ("_EVERY_S", "_CHECK_SHARE"):
+        for pause in ("_EVERY_S", "_RARELY"):
             monkeypatch.setattr(claiming, pause, 0)
         monkeypatch.setattr(Consumer, "item_states", after_a_write)
         seen = firsts(one.sample(2 * STEPS))
