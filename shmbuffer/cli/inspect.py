@@ -61,7 +61,7 @@ def _buffer(found: Mapping[str, Any]) -> Table:
         "batch size": extra.get("batch_size"),
         "size": words.size(found),
         "records": words.records(found),
-        "next": words.sharing(found),
+        "shared leaves": words.sharing(found),
         "flags": ", ".join(flag.lower().replace("_", " ") for flag in found["flags"]),
         "created": f"{found['created']} by pid {found['owner']['pid']} ({found['owner']['state']})",
         **words.status(found),
@@ -90,7 +90,7 @@ def _leaves(found: Mapping[str, Any]) -> Table:
         (name, leaf["dtype"], str(leaf["shape"]), units.size(leaf["bytes"]))
         for name, leaf in leaves.items()
     ]
-    return Table("leaves", ("name", "dtype", "shape", "on disk"), rows)
+    return Table("leaves", ("leaf", "dtype", "shape", " size"), rows)
 
 
 def _counters(found: Mapping[str, Any], *, zeros: bool) -> Table:

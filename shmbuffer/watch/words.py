@@ -94,7 +94,7 @@ def holds(client: Found, held_s: float = 0.0) -> str | None:
         parts.append(f"the lock{since}")
     if client["queue_position"] is not None:
         waited, position = units.span(client["queued_s"]), client["queue_position"]
-        parts.append(f"waiting {waited} for a slot, number {position:,} in the queue")
+        parts.append(f"queue position {position:,}, waiting {waited} for a slot")
     if client["claimed"] is not None:
         if client["phase"] == "EMPTYING":
             parts.append(f"emptying the buffer{since}")
@@ -133,7 +133,7 @@ def sharing(found: Found) -> str | None:
     if told is None:
         return None
     names = ", ".join(told["leaves"])
-    return f"{names} stored once; {told['used']:,} of {told['own_rows']:,} extra rows used"
+    return f"{names} stored once; {told['used']:,} of {told['own_rows']:,} own rows used"
 
 
 def records(found: Found) -> str | None:
@@ -158,8 +158,8 @@ def status(found: Found) -> dict[str, str | None]:
     return {
         "weights": weights(found),
         "policy": consumer(found),
-        "flow": flow(found),
-        "reserved": reserved(found),
+        "rate limiter": flow(found),
+        "reservations": reserved(found),
         "consumers": consumers(found),
         "waits": waiting(found),
         "recoveries": recoveries(found),
@@ -277,5 +277,5 @@ _FOUND = {
     "words_refused": ("damaged slot word", "damaged slot words"),
     "priorities_repaired": ("priority repaired", "priorities repaired"),
     "unverified": ("not verified",),
-    "clients_retired": ("client retired", "clients retired"),
+    "clients_retired": ("client reaped", "clients reaped"),
 }

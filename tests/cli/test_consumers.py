@@ -38,6 +38,7 @@ def test_consumers_are_listed_and_removed(
         )
         assert main(["consumers", str(path), "--remove", "eval"]) == 0
         shown = capsys.readouterr().out
+        assert "behind   delivered   acknowledged   redelivered   late   leased  by pid" in shown
         assert "learner" in shown
         assert "eval" not in shown
         assert main(["consumers", str(path), "--remove", "eval"]) != 0

@@ -92,7 +92,7 @@ def test_the_items_of_the_dead_are_recovered_first(
         program.end()
     assert main(["export", str(tmp_path / "buffer"), str(tmp_path / "items")]) == exits.DONE
     assert TensorDict.load_memmap(tmp_path / "items")["a"].tolist() == list(range(4, 12))
-    assert capsys.readouterr().out.startswith("recovered first: 1 client retired\n")
+    assert capsys.readouterr().out.startswith("recovered first: 1 client reaped\n")
 
 
 def test_a_directory_that_is_not_there_is_named(

@@ -18,8 +18,8 @@ from tests.service import items
 def lines(capsys: pytest.CaptureFixture[str], verb: str, path: Path) -> dict[str, str]:
     """The pairs of the first table, by name."""
     assert main([verb, str(path), *(["--once"] if verb == "top" else [])]) == 0
-    words = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    return {pair[0]: pair[1] for pair in reversed(words) if len(pair) == 2}
+    words = [line.strip().split("  ", maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    return {pair[0]: pair[1].lstrip() for pair in reversed(words) if len(pair) == 2}
 
 
 @pytest.mark.parametrize("verb", ["top", "inspect"])
@@ -33,7 +33,8 @@ def test_it_says_how_far_each_side_is_and_who_waits_for_which_client(
         )
         items.write(collector, [1, 2, 3])
         assert (
-            lines(capsys, verb, path)["flow"] == "2 samples per insert; inserts are ahead by 4 of 4"
+            lines(capsys, verb, path)["rate limiter"]
+            == "2 samples per insert; inserts are ahead by 4 of 4"
         )
         writer = threading.Thread(target=items.write, args=(collector, [4]), daemon=True)
         writer.start()
@@ -56,4 +57,4 @@ def test_a_queue_says_what_is_in_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     with Engine.open(path, Settings(capacity=8)) as engine:
         engine.set_limiter(RateLimiter(max_times_sampled=1))
         items.write(engine, [1, 2, 3])
-        assert lines(capsys, "inspect", path)["flow"] == "queue with 3 items"
+        assert lines(capsys, "inspect", path)["rate limiter"] == "queue with 3 items"

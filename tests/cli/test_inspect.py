@@ -24,7 +24,7 @@ def test_a_closed_buffer(closed: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["inspect", str(closed)]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{closed}\n")
-    assert "items       3 of 8 (37.5%), 3 written" in text
+    assert "items          3 of 8 (37.5%), 3 written" in text
     assert "not in use (all clients closed it)" in text
     assert "next.number  int64  []" in text
     assert "\nclients" not in text
@@ -46,12 +46,12 @@ def test_a_live_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["inspect", str(path)]) == 0
         text = capsys.readouterr().out
         assert "NO_SCHEMA" in text
-        assert "items       0 of 8" in text
+        assert "items          0 of 8" in text
         assert "leaves" not in text
         items.write(engine, [1])
         assert main(["inspect", str(path)]) == 0
         text = capsys.readouterr().out
-        assert "used by     1 alive" in text
+        assert "used by        1 alive" in text
         assert str(os.getpid()) in text
         assert len(engine.clients()) == 1  # it did not join
 
@@ -120,14 +120,14 @@ def test_the_last_recovery_and_the_room_are_told(
     dead: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", str(dead)]) == 0
-    assert "recoveries  none" in capsys.readouterr().out
+    assert "recoveries     none" in capsys.readouterr().out
     assert main(["recover", str(dead)]) == 0
     capsys.readouterr()
     assert main(["inspect", str(dead)]) == 0
     text = capsys.readouterr().out
     assert re.search(
-        r"recoveries  1, [\d.]+ s ago: no client alive, 3 items kept, 2 rolled back, "
-        r"1 client retired, in [\d.]+ ms\n",
+        r"recoveries     1, [\d.]+ s ago: no client alive, 3 items kept, 2 rolled back, "
+        r"1 client reaped, in [\d.]+ ms\n",
         text,
     )
     assert re.search(r"size +[\d.]+ KiB (on disk|in memory).*, [\d.]+ \w+ free\n", text)

@@ -120,7 +120,7 @@ def test_the_live_view_follows_a_kill_a_recovery_and_the_removal(tmp_path: Path)
             with Engine.open(path, None) as engine:
                 shows(
                     r"recoveries +1, .*recovered +no client alive, 64 items kept, "
-                    r".*1 client retired"
+                    r".*1 client reaped"
                 )
                 shows(rf"joined +client {os.getpid()}")
                 items.write(engine, [1])
@@ -294,7 +294,7 @@ CLIENTS = [
         "the lock; 1 slot, from ticket 7, committing",
     ),
     ({"claimed": {"first": 0, "count": 8}, "phase": "EMPTYING"}, "emptying the buffer"),
-    ({"queue_position": 3, "queued_s": 0.42}, "waiting 0.4 s for a slot, number 3"),
+    ({"queue_position": 3, "queued_s": 0.42}, "queue position 3, waiting 0.4 s for a slot"),
     ({"idle_s": 300.0}, "5 min"),
     ({"idle_s": None}, "-"),
 ]

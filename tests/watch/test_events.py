@@ -95,7 +95,7 @@ def test_a_recovery_between_two_looks_says_who_had_died_and_what_was_found() -> 
         ("rolled back", "16 slots claimed by dead clients"),
         (
             "recovered",
-            "no client alive, 15,000 items kept, 16 rolled back, 4 clients retired, in 2.5 ms",
+            "no client alive, 15,000 items kept, 16 rolled back, 4 clients reaped, in 2.5 ms",
         ),
         ("joined", "collector 103"),
     ]

@@ -55,7 +55,7 @@ class RecoveryReport:
             ("items present", f"{self.items:,}"),
             ("rolled back", f"{self.rolled_back:,}"),
             ("rolled forward", f"{self.rolled_forward:,}"),
-            ("dead clients retired", f"{self.clients_retired:,}"),
+            ("dead clients reaped", f"{self.clients_retired:,}"),
             ("priorities repaired", f"{self.priorities_repaired:,}"),
             ("slot words refused", f"{self.words_refused:,}"),
             ("checksums that failed", f"{self.checksum_failed:,}"),

@@ -745,7 +745,7 @@ def test_a_report_prints_as_a_table() -> None:
         "  items present          1,234,567",
         "  rolled back            2",
         "  rolled forward         3",
-        "  dead clients retired   4",
+        "  dead clients reaped    4",
         "  priorities repaired    5",
         "  slot words refused     6",
         "  checksums that failed  7",
