@@ -47,7 +47,7 @@ def test_a_live_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         text = capsys.readouterr().out
         assert "NO_SCHEMA" in text
         assert "items          0 of 8" in text
-        assert "leaves" not in text
+        assert "\nleaves" not in text
         items.write(engine, [1])
         assert main(["inspect", str(path)]) == 0
         text = capsys.readouterr().out
