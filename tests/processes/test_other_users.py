@@ -482,7 +482,7 @@ def test_a_client_in_another_container_cannot_be_seen(
         assert (client["alive"], client["state"], client["memory_bytes"]) == (True, "unknown", None)
         assert main(["ps", str(path)]) == exits.DONE
         assert "unknown" in capsys.readouterr().out
-        assert "cannot determine whether all of its clients are alive" in str(check(path))
+        assert "cannot determine whether all clients are alive" in str(check(path))
         give(path, 0, 0)
 
 

@@ -1,9 +1,10 @@
-"""Verifies all parts of a buffer that can be verified, and changes nothing.
+"""Checks a buffer for damage, and changes nothing.
 
-A buffer in use is examined under its mutex, for a few milliseconds per million elements. Checksums
-are compared without the mutex. If the buffer has no clients, the mutex is not taken, because taking
-it would repair the buffer. Damage that the next recovery will repair is reported as a note and not
-as a problem. If the directory is read-only, a copy is checked and no lock is taken.
+If the buffer is in use, the check holds its mutex for a few milliseconds per million elements.
+Checksums are compared without the mutex. If the buffer has no clients, the check does not take the
+mutex, because this would repair the buffer. Damage that the next recovery will repair is reported
+as a note instead of a problem. If the directory is read-only, the check examines a copy and takes
+no lock.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class CheckReport:
 
     path: str  # the directory, or "anonymous memory"
     alive: bool = False  # True if a living client uses the buffer
-    items: int = 0  # elements that are committed
-    verified: int = 0  # elements whose checksum was compared
-    problems: list[str] = field(default_factory=list)  # damage, one sentence each
-    # damage that the next recovery will repair, and parts that could not be checked
+    items: int = 0  # number of committed elements
+    verified: int = 0  # number of elements whose checksum was compared
+    problems: list[str] = field(default_factory=list)  # one sentence for each kind of damage
+    # damage that the next recovery will repair, and parts of the buffer that could not be checked
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -54,7 +55,7 @@ class CheckReport:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to a dict of plain values."""
+        """Returns the report as a dict that can be written as JSON."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
@@ -76,8 +77,8 @@ def check(
     checked without a lock. If the directory may be in use, priorities, sums and counters are not
     compared.
     """
-    # The lock prevents a recovery from creating a new mutex while this function holds the old one
-    # without a registry entry.
+    # init.lock prevents a recovery from creating a new mutex while this function, which has no
+    # registry entry, holds the old mutex.
     path = directory_of(path)
     with Directory.open(path, reading=True) as directory:
         files = Files(directory)
@@ -96,13 +97,13 @@ def check(
                 mapped = _note_schema(report, found.load())
                 if mapped is not None:
                     native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
-                    looked = _compare_slots(report, found.control, mapped, native, files)
+                    used = _compare_slots(report, found.control, mapped, native, files)
         except CorruptBufferError as error:
             report.problems.append(str(error))
             return report
         if mapped is not None:
             with report_to(on_progress):
-                _compare_checksums(report, found.superblock, mapped, native, looked)
+                _compare_checksums(report, found.superblock, mapped, native, used)
         return report
 
 
@@ -115,47 +116,48 @@ def check_living(seat: Seat) -> CheckReport:
         report.notes.append(NO_SCHEMA)
     else:
         files = seat.backing if isinstance(seat.backing, Files) else None
-        looked = _compare_slots(report, seat.control, mapped, seat.native, files)
-        _compare_checksums(report, superblock, mapped, seat.native, looked)
+        used = _compare_slots(report, seat.control, mapped, seat.native, files)
+        _compare_checksums(report, superblock, mapped, seat.native, used)
     return report
 
 
 def _history_faults(directory: Directory) -> list[str]:
-    """Returns the faults of the history; no other part of the buffer depends on the history."""
+    """Describes faults of the history, which are only notes because the items do not need it."""
     try:
         found = history.read(directory)
     except BufferNotFoundError:
         return []
     except ShmBufferError as error:
-        return [f"there is no history: {error}"]
+        return [f"the history cannot be read: {error}"]
     return [f"{found.left_out} records of the history are torn"] if found.left_out else []
 
 
 def _check_copy(report: CheckReport, files: Files, on_progress: OnProgress | None) -> None:
-    """Checks a private copy of the files."""
+    """Checks a private copy of the files, without a lock."""
     copied = copy_buffer(files)
     found, changed = copied.found, copied.changed
     _compare_control(report, found)
     if any(client.state == "unknown" for client in found.registry.clients()):
-        report.notes.append("this process cannot determine whether all of its clients are alive")
+        report.notes.append("this process cannot determine whether all clients are alive")
     mapped = _note_schema(report, copied.mapped)
     if mapped is None:
         return
     native = mapped.ring(found.control, entry=layout.ENTRIES - 1)
     if found.is_save():
-        native.rebuild()  # a save has no tree
+        native.rebuild()  # a save has no priority tree
     if copied.unsettled is None:
-        looked = _compare_slots(report, found.control, mapped, native, files)
+        used = _compare_slots(report, found.control, mapped, native, files)
     else:
         report.notes.append(
-            f"{copied.unsettled}, and a copy was checked without a lock: priorities, sums and "
-            f"counters were not compared; items overwritten meanwhile were left out: {changed:,}"
+            f"{copied.unsettled}, so a copy was checked without a lock: priorities, sums and "
+            f"counters were not compared, and {changed:,} items were skipped because they were "
+            "overwritten during the copy"
         )
         live = SlotsFile(mapped.slots, mapped.schema)
-        looked = Written(files, live).slots()
-        report.items = int(np.count_nonzero(live.holds(slice(looked)))) * live.width
+        used = Written(files, live).slots()
+        report.items = int(np.count_nonzero(live.holds(slice(used)))) * live.width
     with report_to(on_progress):
-        _compare_checksums(report, found.superblock, mapped, native, looked)
+        _compare_checksums(report, found.superblock, mapped, native, used)
 
 
 def _compare_control(report: CheckReport, found: Diagnosis) -> None:
@@ -165,19 +167,20 @@ def _compare_control(report: CheckReport, found: Diagnosis) -> None:
     reason = found.reason_to_recover()
     report.alive = reason is None
     if reason is not None and (control.entries["state"] != 0).any():
-        report.notes.append(f"{reason}: the next process to open it recovers it")
+        report.notes.append(f"{reason}: the next process that opens the buffer will recover it")
     if control.repaired:
         report.problems.append("one of the two superblock copies is damaged; the other is used")
 
 
 def _note_schema(report: CheckReport, mapped: Mapped | None) -> Mapped | None:
+    """Adds a note if there is no schema. Returns ``mapped`` unchanged."""
     if mapped is None:
         report.notes.append(NO_SCHEMA)
     return mapped
 
 
 def _impossible_fields(control: Control, superblock: Superblock) -> list[str]:
-    """Describes impossible values of the control page, which the next recovery repairs."""
+    """Describes the impossible values in the control file, one sentence per value."""
     found = []
     state = int(control.runtime["state"][0])
     if state not in list(BufferState):
@@ -210,12 +213,15 @@ def _compare_slots(
     native: _core.Ring,
     files: Files | None,
 ) -> int:
-    """Checks all parts except checksums; returns the number of slots that were ever written."""
+    """Checks everything in the slots file except the checksums, and the ledger.
+
+    Returns the number of slots up to the last one that was ever written.
+    """
     live = SlotsFile(mapped.slots, mapped.schema)
     written = None if files is None else Written(files, live)
-    looked = max(_count_written(control, live), 0 if written is None else written.slots())
-    report.items = int(np.count_nonzero(live.holds(slice(looked)))) * live.width
-    found = native.check(report.alive, looked, LOCK_TIMEOUT_NS)
+    used = max(_count_written(control, live), 0 if written is None else written.slots())
+    report.items = int(np.count_nonzero(live.holds(slice(used)))) * live.width
+    found = native.check(report.alive, used, LOCK_TIMEOUT_NS)
     if isinstance(found, int):
         raise LockTimeout(
             f"{report.path}: a living process does not release the mutex of the buffer, so the "
@@ -223,12 +229,12 @@ def _compare_slots(
         )
     nodes, leaves, length, words, orphans, records, nexts, reserved, consumed = found
     if written is not None and control.runtime["prioritized"][0]:
-        before = max(looked, _count_written(control, live))
+        before = max(used, _count_written(control, live))
         beyond = written.count_masses(before * live.width)
         leaves += beyond if _count_written(control, live) <= before else 0
     unfinished = report.problems
     if not report.alive:
-        writing = int(np.count_nonzero(live.writing(slice(looked))))
+        writing = int(np.count_nonzero(live.writing(slice(used))))
         if writing:
             report.notes.append(f"{writing} slots were being written; recovery frees them")
         orphans = 0
@@ -240,31 +246,31 @@ def _compare_slots(
         (length, unfinished, "the number of items is off by {}"),
         (words, report.problems, "{} slot words have an impossible ticket"),
         (orphans, report.problems, "{} slots are being written, but no client has claimed them"),
-        (records, report.problems, "{} records lie outside of the used part of the byte ring"),
-        (nexts, unfinished, "{} next observations are not at the place that their slots name"),
-        (reserved, unfinished, "{} counts of reserved room differ from the reservations"),
-        (consumed, unfinished, "{} notes on deliveries to consumers are impossible"),
+        (records, report.problems, "{} records are outside the used part of the byte ring"),
+        (nexts, unfinished, "{} next observations are not in the row to which their slots link"),
+        (reserved, unfinished, "{} counts of reserved space differ from the reservations"),
+        (consumed, unfinished, "{} delivery records of consumers are invalid"),
     ):
         if count:
             to.append(problem.format(count))
-    return looked
+    return used
 
 
 def _count_written(control: Control, live: SlotsFile) -> int:
-    """Returns the number of slots that were ever written, computed from the next ticket."""
+    """Returns the number of slots that were ever written, according to the head of the ring."""
     return min(int(control.runtime["head"][0]), live.capacity)
 
 
 def _has_unfinished_work(control: Control) -> bool:
-    """True if a client died while it held the mutex or a claim, which recovery must resolve."""
+    """True if a client died while it held the mutex or had a claim."""
     mutex = control.runtime[0]["mutex"].tobytes()
     return bool((control.entries["phase"] != Phase.IDLE).any() or any(mutex[:4]))
 
 
 def _compare_checksums(
-    report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring, looked: int
+    report: CheckReport, superblock: Superblock, mapped: Mapped, native: _core.Ring, used: int
 ) -> None:
-    """Compares the items with their checksums."""
+    """Compares the items in the first ``used`` slots with their checksums."""
     if not superblock.flags & Flag.CHECKSUM:
         report.notes.append(
             "the buffer was created with checksum=False, so the bytes of items cannot be verified"
@@ -273,5 +279,5 @@ def _compare_checksums(
     report.verified = report.items
     with Progress("check", report.items, "items") as progress:
         live = SlotsFile(mapped.slots, mapped.schema)
-        wrong = wrong_checksums(native, mapped.schema, live, looked, progress)
+        wrong = wrong_checksums(native, mapped.schema, live, used, progress)
     report.problems += [f"slot {slot}: the bytes do not match their checksum" for slot in wrong]

@@ -1,11 +1,12 @@
 """Creates a private copy of a save, or of a buffer that this process can only read.
 
-    copy all files ──▶ read the slot words again ──▶ remove what changed ──▶ valid items
+    copy all files ──▶ read the slot words again ──▶ remove changed items ──▶ only valid items
 
-A save is mapped with copy on write, and no process writes to it. Other files belong to another user
-or are on a read-only file system. Therefore no lock is taken, and other processes may write during
-the copy. An item is valid if its slot word was the same before and after its bytes were copied,
-which is the rule for all readers. The other parts of the copy may be from different points in time.
+A save is mapped with copy on write, and no process writes to it. Any other buffer is copied if its
+files belong to another user or are on a read-only file system. This process cannot take a lock
+there, so other processes may write during the copy. As for every reader, an item is valid if its
+slot word was the same before and after its bytes were copied. The other parts of the copy may be
+from different points in time.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 class CopiedBuffer:
     """A private copy of a buffer. Changes to the copy stay in this process."""
 
-    found: Diagnosis  # the control file is copied last
+    found: Diagnosis  # the diagnosis, with the control file, which is copied last
     mapped: Mapped | None  # the copies of the other files; None before the first write
-    changed: int  # elements that were removed because they were overwritten during the copy
-    # reason why other processes may have changed the buffer during the copy; None if impossible
+    changed: int  # number of elements that were removed, because their words changed meanwhile
+    # sentence that says why the buffer may have changed during the copy; None if it did not
     unsettled: str | None
 
 
 def copy_buffer(files: Files) -> CopiedBuffer:
-    """Copies or privately maps a buffer, without a lock.
+    """Copies a buffer into private memory, or maps a save with copy on write. Takes no lock.
 
     Raises:
         BufferInUseError: The buffer was recovered, removed or redefined during the copy.
@@ -52,24 +53,23 @@ def copy_buffer(files: Files) -> CopiedBuffer:
     then, now = before.superblock, found.superblock
     if (then.uuid, then.epoch, then.schema_sha256) != (now.uuid, now.epoch, now.schema_sha256):
         raise BufferInUseError(
-            f"{files.path}: the buffer was recovered or redefined while it was copied; repeat the "
-            "call",
+            f"{files.path}: the buffer was recovered or redefined while it was copied; call again",
             pids=[],
         )
     unsettled = None
     if found.reason_to_recover() is None:
-        unsettled = "it may be in use"
+        unsettled = "the buffer may be in use"
     elif memoryview(before.control.map) != memoryview(found.control.map):
-        unsettled = "it was used meanwhile"
+        unsettled = "the buffer was used during the check"
     return CopiedBuffer(found, mapped, changed, unsettled)
 
 
 def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) -> RecoveryReport:
-    """Repairs the copy like a recovery, but changes no file.
+    """Repairs a copy in memory like a recovery, without changing any file.
 
-    If processes of this boot wrote the buffer, items without checksums are kept, because their slot
-    words were compared during the copy. If ``verify`` is True, the items of a save are compared
-    with their checksums.
+    If all processes that used the buffer ran in this boot, items without checksums are kept,
+    because their slot words were compared during the copy. If ``verify`` is False, the items of a
+    save are not compared with their checksums.
     """
     found, control, began = copied.found, copied.found.control, time.perf_counter_ns()
     is_save = found.is_save()
@@ -95,11 +95,14 @@ def repair_copy(copied: CopiedBuffer, mapped: Mapped, *, verify: bool = True) ->
 
 
 def _empty_changed(files: Files, mapped: Mapped) -> int:
-    """Empties slots of the copy whose words changed; returns the number of removed elements."""
+    """Empties the slots of the copy whose words have changed since they were copied.
+
+    Returns the number of elements that were removed.
+    """
     schema, live = mapped.schema, SlotsFile(mapped.slots, mapped.schema)
     words = (live.at["words"], live.at["words"] + 8 * live.capacity)
     now = SlotsFile(files.map_slots(schema, writable=False, parts=[words]), schema).words
     changed = live.words != now
-    taken_out = int(np.count_nonzero(slots.committed(live.words[changed])))
+    removed = int(np.count_nonzero(slots.committed(live.words[changed])))
     live.words[changed] = 0
-    return taken_out * live.width
+    return removed * live.width

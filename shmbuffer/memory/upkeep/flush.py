@@ -2,10 +2,11 @@
 
     leaves ──▶ slots ──▶ ledger ──▶ superblock copy with the ticket ──▶ control file
 
-Always true: a superblock contains a durable ticket only after all items below that ticket were
+Always true: a superblock contains a durable ticket only after all items with lower tickets were
 synced. If one of these items is overwritten during the flush, its slot may be written to the disk
-only in part, and its checksum detects this.
-If the process dies before the end: the older superblock copy, with the previous barrier, is used.
+only in part. Its checksum detects this.
+
+If the process dies before the end, the other superblock copy, with the previous barrier, is used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shmbuffer.memory.ring.ring import Ring
 
 
 def flush(seat: Seat, ring: Ring, timeout: float) -> None:
-    """Moves the barrier to the newest items; see `Engine.flush`."""
+    """Syncs all items to the disk, and moves the durability barrier; see `Engine.flush`."""
     if not seat.is_ours():
         seat.rejoin(timeout=timeout)
     with seat.backing.lock(timeout):
@@ -36,11 +37,16 @@ def flush(seat: Seat, ring: Ring, timeout: float) -> None:
 
 
 def _raise(seat: Seat, snapshot: bytes) -> None:
-    """Syncs all files, so that the items of the snapshot are on the disk; under init.lock."""
+    """Syncs all files, then stores the ticket below which all items are on the disk.
+
+    Args:
+        seat: The seat of the handle. The caller holds init.lock.
+        snapshot: The runtime page and the registry, as they were before the sync.
+    """
     control, mapped = seat.control, seat.mapped
     assert mapped is not None
     runtime, entries = counters.split_snapshot(snapshot)
-    # Items that are being written now may be written to the disk only in part.
+    # Items that are being written may reach the disk only in part, so the ticket stays below them.
     claims = entries["first"][entries["phase"] == Phase.PAYLOAD]
     ticket = min([int(runtime["head"]), *map(int, claims)])
     _core.reached("flush.locked")
@@ -63,5 +69,5 @@ def _raise(seat: Seat, snapshot: bytes) -> None:
     except OSError as error:
         raise DurabilityError(
             f"{seat.where}: a sync failed ({error.strerror}); the data in memory are usable, but "
-            "may never reach this disk, so copy the buffer to another disk"
+            "may never reach this disk; copy the buffer to another disk"
         ) from error

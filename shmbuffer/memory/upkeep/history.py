@@ -1,28 +1,29 @@
 """Format of the history of a buffer: its counters over time, in a file of constant size.
 
-     header ── one page: the buffer, and the fields of a record
+     header ── one page: the uuid of the buffer, and the fields of a record
      fine   ── one record per second, 1 hour     ┐
-     coarse ── one record per minute, 1 week     ├ rings: number n is at place (n - 1) mod capacity
+     coarse ── one record per minute, 1 week     ├ rings: record n is at index (n - 1) mod capacity
      events ── clients that joined, left or died; recoveries┘
 
-A record contains the values of the counters and not their increments. Therefore a rate can be
-computed from any two records, and a missing record affects no other one. The header contains the
-names of the fields, so that later versions can record different counters.
+A record contains the values of the counters instead of their increments. A rate can therefore be
+computed from any two records, and a missing record does not affect the others. The header contains
+the names of the fields, so that later versions can record different counters.
 
 Always true
   1. At most one process writes. It holds the lock of the file, which the kernel releases if the
      process dies.
   2. The space of the file is allocated and the header is written before the file gets its name. Its
      size never changes.
-  3. A record is valid only if its checksum is correct and its place matches its number. A record
+  3. A record is valid only if its checksum is correct and its index matches its number. A record
      that was written only in part, because of a death or a power cut, is skipped. Other records are
      not affected.
   4. Writing does not delay other processes. The writer uses plain writes, never syncs, and does not
      use the mutex or pages that other processes map. A reader takes no lock, so a suspended reader
      does not block the writer.
-If the writer dies: the kernel keeps the written data, and the next writer continues after them. If
-the history is damaged, or was written by a different program or version, the next writer starts a
-new history, and readers get an error. (In a record, the writer is called the recorder.)
+If the writer dies, the kernel keeps the written data, and the next writer continues after the last
+record. If the history is damaged, or was written by a different program or version, the next writer
+starts a new history, and readers get an error. Records call the client that wrote them the
+recorder.
 
 This module does not use a file format of the standard library. On a machine without Prometheus, the
 history is the only record of the events before a crash, and `plot` uses it. The file must not grow,
@@ -33,8 +34,7 @@ a suspended reader must not block the coordinator, and read access must be enoug
   access.
 * Rotated lines of text change their size, and a reader may find files that are being replaced.
 
-A ring of records with checksums has none of these problems. About half of this module encodes and
-decodes the file. The other half handles events, and clients whose end was not recorded.
+A ring of records with checksums has none of these problems.
 """
 
 from __future__ import annotations
@@ -66,10 +66,11 @@ COARSE, COARSE_S = 7 * 24 * 60, 60.0
 """Number of records of the coarse ring, and the seconds between two records: one week."""
 
 EVENTS = 2048
+"""Number of events in the ring of events."""
 
 HEADER_BYTES = layout.PAGE
 LIMIT = 64 * 2**20
-"""Maximum size of a history that is read, regardless of its header."""
+"""Size in bytes above which a history is rejected as damaged, before it is read."""
 
 FLOATS = ("max_priority", "p_sum", "samples_per_insert")
 """Fields that are float64; all others are unsigned integers of 64 bits."""
@@ -83,9 +84,9 @@ HEADER = np.dtype(
     ]
 )
 
-# The first fields of each record: its number (from 1), the wall clock, the nanoseconds since boot,
-# and the incarnation of the recorder. No program can set the clock since boot, but its values are
-# meaningful only within one boot.
+# The first fields of each record: its number (from 1), the wall clock time, the nanoseconds since
+# boot, and the incarnation of the recorder. No program can set the clock that counts from boot, but
+# its values can be compared only within one boot.
 STAMP = [("number", "<u8"), ("time_ns", "<u8"), ("boottime_ns", "<u8"), ("recorder", "<u8")]
 _CHECK = [("crc32c", "<u4"), ("pad", "V4")]
 
@@ -105,14 +106,17 @@ EVENT = np.dtype(
 )
 
 UNKNOWN_EXITCODE = 2**31 - 1
-RESTARTED = 1  # flag of DIED: the process was restarted
-BY_RECOVERY = 0  # in place of a recorder's incarnation: no recorder observed the death
+RESTARTED = 1  # flag of a DIED event: the process was restarted
+BY_RECOVERY = 0  # used instead of a recorder's incarnation if no recorder observed the death
 
 _MANY = 2**62  # larger than any valid number, so that there is always a next number
 
 
 class EventKind(IntEnum):
-    """Kind of an event. Clients that are attached when a recorder starts are also JOINED."""
+    """The kind of an event.
+
+    When a recorder starts, it also records JOINED for the clients that are already attached.
+    """
 
     JOINED = 1
     LEFT = 2
@@ -125,58 +129,59 @@ class Event:
     """An event in the history of a buffer."""
 
     kind: EventKind
-    role: str = "client"  # role of the client, or of the recorder for a recovery; lower case
+    role: str = "client"  # lower-case role of the client, or of the recorder for a recovery
     pid: int = 0  # pid of the client; 0 for a recovery
     incarnation: int = 0  # incarnation of the client; 0 if unknown
     epoch: int = 0  # number of recoveries at that time
     name: str = ""  # name of a process that a coordinator started, otherwise ""
-    # exit code of a dead process, like ``multiprocessing``'s; None if unknown
+    # exit code of a dead process, as in ``multiprocessing``; None if unknown
     exitcode: int | None = None
     restarted: bool = False  # True if a dead process was restarted
-    # incarnation of its recorder; 0 (`BY_RECOVERY`) for a client that was found dead
+    # incarnation of the recorder of this event; 0 (`BY_RECOVERY`) for a client that was found dead
     recorder: int = BY_RECOVERY
-    time_ns: int = 0  # by the wall clock; 0 if the event is not recorded yet
-    boottime_ns: int = 0  # since boot; 0 if the event is not recorded yet
+    time_ns: int = 0  # wall clock time; 0 if the event is not recorded yet
+    boottime_ns: int = 0  # time since boot; 0 if the event is not recorded yet
 
     @property
     def time_s(self) -> float:
-        """The time in seconds since 1970."""
+        """The wall clock time of the event, in seconds since 1970."""
         return self.time_ns / 1e9
 
     @property
     def who(self) -> str:
-        """The client's name, or its role with the pid; for a recovery, the recorder's role."""
+        """The name of the client, or else its role and pid; for a recovery, the recorder's role."""
         return self.name or (f"{self.role} {self.pid}" if self.pid else self.role)
 
     def to_row(self) -> dict[str, Any]:
-        """Returns the fields of `EVENT`."""
+        """Returns the values of the fields of `EVENT`, except those that `HistoryWriter` adds."""
         code = UNKNOWN_EXITCODE if self.exitcode is None else self.exitcode
         return {
             **asdict(self),
             "role": Role.__members__.get(self.role.upper(), Role.CLIENT),
             "exitcode": code,
             "flags": RESTARTED if self.restarted else 0,
-            # a long name is truncated; a name may contain bytes that are not valid text
+            # NumPy truncates a long name, and a name may contain characters without an encoding
             "name": self.name.encode(errors="replace"),
         }
 
 
 @dataclass(frozen=True)
 class History:
-    """A history that was read, without entries that did not match their checksum."""
+    """A history that was read, without the records that do not match their checksums."""
 
-    uuid: bytes  # of the recorded buffer
-    fields: Mapping[str, str]  # recorded fields by name, with their types
-    fine: NDArray[np.void]  # one record per second, oldest first; `STAMP` and the fields
+    uuid: bytes  # uuid of the recorded buffer
+    fields: Mapping[str, str]  # names of the recorded fields, with their types
+    # one record per second, oldest first; the fields of the dtype are `STAMP` and `fields`
+    fine: NDArray[np.void]
     coarse: NDArray[np.void]  # one record per minute, with the same dtype
     events: Sequence[Event]  # oldest first
-    # the three rings with their newest numbers
+    # the three rings, with the number of their newest record
     rings: tuple[HistoryRing, HistoryRing, HistoryRing]
-    left_out: int  # used places without a valid entry
+    left_out: int  # number of invalid records, which are not in the arrays above
 
 
 def recorded_fields() -> dict[str, str]:
-    """Returns the fields that this version records, by name, with their types."""
+    """Returns the names of the fields that this version records, with their types."""
     names = (
         *("epoch", "head", "write_count", "length", "limited"),
         *layout.COUNTERS,
@@ -188,12 +193,12 @@ def recorded_fields() -> dict[str, str]:
 
 
 def living(role: Role) -> str:
-    """Returns the field that counts the living clients of a role."""
+    """Returns the name of the field that counts the living clients with a role."""
     return f"living_{role.name.lower()}"
 
 
 def file_bytes(fields: Mapping[str, str]) -> int:
-    """Returns the size of a history with these fields."""
+    """Returns the size in bytes of a history with these fields."""
     return rings(fields)[-1].end
 
 
@@ -204,50 +209,63 @@ def record_type(fields: Mapping[str, str]) -> np.dtype[np.void]:
 
 @dataclass
 class HistoryRing:
-    """A ring in the file: its dtype, its capacity, its offset, and its newest number or 0."""
+    """A ring of records or events in the file of a history."""
 
-    kind: np.dtype[np.void]
-    room: int
-    begin: int
-    number: int = 0
+    dtype: np.dtype[np.void]  # dtype of a record
+    capacity: int  # number of records
+    begin: int  # offset of the ring in bytes
+    number: int = 0  # number of the newest record; 0 if there is none
 
     @property
     def end(self) -> int:
         """The offset of the first byte after the ring."""
-        return self.begin + self.room * self.kind.itemsize
+        return self.begin + self.capacity * self.dtype.itemsize
 
     def parse(self, data: bytes) -> tuple[NDArray[np.void], int]:
-        """Returns valid entries in order and the number of invalid ones; sets the newest number."""
-        ring = np.frombuffer(data, self.kind, self.room)
+        """Parses the bytes of the ring, and sets `number`.
+
+        Returns the valid records, ordered by number, and the number of invalid records.
+        """
+        ring = np.frombuffer(data, self.dtype, self.capacity)
         used = np.flatnonzero(ring["number"])
-        numbers, size = ring["number"][used], self.kind.itemsize
+        numbers, size = ring["number"][used], self.dtype.itemsize
         records = memoryview(ring[used].tobytes())
         sums = [_core.crc32c(records[at : at + size - 8]) for at in range(0, len(records), size)]
         good = ring["crc32c"][used] == np.array(sums, np.uint32)
-        good &= ((numbers - 1) % self.room == used) & (numbers < _MANY)
-        # A number from an earlier pass over the ring is invalid, too.
-        good &= numbers + self.room > numbers[good].max(initial=0)
+        good &= ((numbers - 1) % self.capacity == used) & (numbers < _MANY)
+        # a record from an earlier pass over the ring is invalid, too
+        good &= numbers + self.capacity > numbers[good].max(initial=0)
         found = ring[used[good]]
         self.number = int(found["number"].max(initial=0))
         return found[np.argsort(found["number"])], len(used) - len(found)
 
 
 def rings(fields: Mapping[str, str]) -> tuple[HistoryRing, HistoryRing, HistoryRing]:
-    """Returns the rings of a history with these fields."""
+    """Returns the fine ring, the coarse ring and the events of a history with these fields."""
     fine = HistoryRing(record_type(fields), FINE, HEADER_BYTES)
-    coarse = HistoryRing(fine.kind, COARSE, fine.end)
+    coarse = HistoryRing(fine.dtype, COARSE, fine.end)
     return fine, coarse, HistoryRing(EVENT, EVENTS, coarse.end)
 
 
 def header_sizes(rings: tuple[HistoryRing, HistoryRing, HistoryRing]) -> dict[str, int]:
-    """Returns the sizes for a header."""
+    """Returns the header fields that contain the sizes of records and the capacities of rings."""
     fine, coarse, events = rings
-    sizes = {"record_bytes": fine.kind.itemsize, "event_bytes": events.kind.itemsize}
-    return {**sizes, "fine": fine.room, "coarse": coarse.room, "events": events.room}
+    return {
+        "record_bytes": fine.dtype.itemsize,
+        "event_bytes": events.dtype.itemsize,
+        "fine": fine.capacity,
+        "coarse": coarse.capacity,
+        "events": events.capacity,
+    }
 
 
 def read(directory: Directory) -> History:
-    """Reads the history of a buffer, even while it is being written; takes no lock."""
+    """Reads the history of a buffer. Takes no lock, so another process may be writing it.
+
+    Raises:
+        BufferNotFoundError: The buffer has no history.
+        FormatError, CorruptBufferError: The file is not a valid history of this version.
+    """
     where = directory.path / layout.HISTORY
     size = directory.stat(layout.HISTORY).st_size
     if size > LIMIT:
@@ -256,30 +274,39 @@ def read(directory: Directory) -> History:
 
 
 def parse(data: bytes, where: Path) -> History:
-    """Parses the bytes of a history."""
-    uuid, fields, places = header_of(data, len(data), where)
-    found, torn = zip(*(ring.parse(data[ring.begin : ring.end]) for ring in places), strict=True)
+    """Parses the bytes of a history. ``where`` is the path of the file, for error messages."""
+    uuid, fields, parts = parse_header(data, len(data), where)
+    found, torn = zip(*(ring.parse(data[ring.begin : ring.end]) for ring in parts), strict=True)
     return History(
         uuid,
         fields,
         found[0],
         found[1],
-        events_of(found[2]),
-        rings=places,
+        parse_events(found[2]),
+        rings=parts,
         left_out=sum(torn),
     )
 
 
-def header_of(
+def parse_header(
     data: bytes, size: int, where: Path
 ) -> tuple[bytes, dict[str, str], tuple[HistoryRing, HistoryRing, HistoryRing]]:
-    """Parses the header in the first page: the uuid of the buffer, the fields and the rings."""
+    """Parses the header of a history.
+
+    Args:
+        data: The first page of the file, or the whole file.
+        size: The size of the file in bytes.
+        where: The path of the file, for error messages.
+
+    Returns:
+        The uuid of the buffer, the fields of a record, and the rings.
+    """
     if data[: len(MAGIC)] != MAGIC:
         raise FormatError(
             f"{where}: this is not a history of shmbuffer; the next recorder starts a new one"
         )
     if len(data) < HEADER_BYTES:
-        raise _damaged(where, f"has {len(data)} bytes, too few for a header")
+        raise _damaged(where, f"has {len(data)} bytes, which is too few for a header")
     page = np.frombuffer(data, HEADER, 1)[0]
     if page["version"] != VERSION or page["endian"] != layout.ENDIAN_TAG:
         raise IncompatibleVersionError(
@@ -289,18 +316,18 @@ def header_of(
         )
     if _core.crc32c(data[: HEADER_BYTES - 4]) != page["crc32c"]:
         raise _damaged(where, "has a header that does not match its checksum")
-    fields = _fields_of(page["fields"].tobytes()[: int(page["fields_bytes"])])
+    fields = _parse_fields(page["fields"].tobytes()[: int(page["fields_bytes"])])
     found = rings(fields)
-    said = {name: int(page[name]) for name in header_sizes(found)}
-    expected = HEADER_BYTES + said["events"] * said["event_bytes"]
-    expected += (said["fine"] + said["coarse"]) * said["record_bytes"]
-    if said != header_sizes(found) or expected != size:
+    sizes = {name: int(page[name]) for name in header_sizes(found)}
+    expected = HEADER_BYTES + sizes["events"] * sizes["event_bytes"]
+    expected += (sizes["fine"] + sizes["coarse"]) * sizes["record_bytes"]
+    if sizes != header_sizes(found) or expected != size:
         raise _damaged(where, f"has {size:,} bytes, but its header requires {expected:,}")
     return page["uuid"].tobytes(), fields, found
 
 
-def _fields_of(text: bytes) -> dict[str, str]:
-    """Parses the fields of a header; empty if they are invalid."""
+def _parse_fields(text: bytes) -> dict[str, str]:
+    """Parses the JSON of the fields in a header. Returns an empty dict if it is invalid."""
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError):
@@ -308,12 +335,12 @@ def _fields_of(text: bytes) -> dict[str, str]:
     reserved = {name for name, _ in (*STAMP, *_CHECK)}
     if not isinstance(fields, dict) or reserved & fields.keys():
         return {}
-    named = all(name.isidentifier() for name in fields)
-    return fields if named and all(kind in ("u8", "f8") for kind in fields.values()) else {}
+    are_names = all(name.isidentifier() for name in fields)
+    return fields if are_names and all(kind in ("u8", "f8") for kind in fields.values()) else {}
 
 
-def events_of(rows: NDArray[np.void]) -> list[Event]:
-    """Converts rows of `EVENT` to events; skips kinds that this version does not define."""
+def parse_events(rows: NDArray[np.void]) -> list[Event]:
+    """Converts rows of the dtype `EVENT` to events, without kinds that are unknown here."""
     kinds = {int(kind): kind for kind in EventKind}
     names = [name for name in EVENT.names or () if name not in ("number", "crc32c", "pad")]
     found = []
@@ -332,7 +359,7 @@ def events_of(rows: NDArray[np.void]) -> list[Event]:
 
 
 def open_ends(events: Iterable[Event]) -> dict[int, Event]:
-    """Returns the first events of clients whose end is not recorded, by incarnation."""
+    """Returns the JOINED event of each client whose end is not recorded, by incarnation."""
     found: dict[int, Event] = {}
     for event in events:
         if event.kind == EventKind.JOINED:

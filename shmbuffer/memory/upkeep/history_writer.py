@@ -1,4 +1,4 @@
-"""Writes the history, in one process at a time; `history` lists the invariants."""
+"""Writes the history of a buffer, in one process at a time; `history` describes its format."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _log = logging.getLogger(__name__)
 
 
 class HistoryWriter:
-    """Writes a history. `open` creates the writer; at most one writer can be open."""
+    """Writes the history of a buffer. `open` creates a writer, at most one per buffer at a time."""
 
     def __init__(
         self, file: Lock, where: Path, found: History | None = None, reason: str | None = None
     ) -> None:
-        self.history = found  # the existing history; None if it is a new one
-        # reason why a new history was started although one existed; None otherwise
+        self.history = found  # the history before this writer; None if the history is new
+        # reason why the existing history was replaced by a new one; None if it was not replaced
         self.reason = reason
         self._file = file
         self._where = where
@@ -61,7 +61,12 @@ class HistoryWriter:
 
     @classmethod
     def open(cls, files: Files, uuid: bytes) -> Self:
-        """Continues the history of a buffer, or starts a new one; the caller holds init.lock."""
+        """Continues the history of a buffer, or creates one. The caller holds init.lock.
+
+        Args:
+            files: The files of the buffer.
+            uuid: The uuid of the buffer. A history with another uuid is replaced.
+        """
         directory, where = files.directory, files.path / layout.HISTORY
         try:
             file = _open_locked(directory)
@@ -78,12 +83,17 @@ class HistoryWriter:
             return cls(_create(directory, uuid), where, reason=found)
 
     def record(self, values: Mapping[str, int | float], recorder: int) -> None:
-        """Writes a record to the fine ring and, once per minute, to the coarse ring."""
+        """Writes a record to the fine ring and, once per minute, to the coarse ring.
+
+        Args:
+            values: The values of the counters, by field.
+            recorder: The incarnation of the client that writes the history.
+        """
         stamp = _stamp(recorder)
         self._put(self._fine, {**values, **stamp})
         _core.reached("history.fine")
-        # The wall clock is used, so that short-lived recorders do not fill the ring. If the clock
-        # was set back, recording must continue.
+        # The time since the last record of any writer counts, so that short-lived writers do not
+        # fill the ring. If the wall clock was set back, recording must continue.
         now_ns, last_ns = stamp["time_ns"], self._coarse_ns
         if last_ns is None or not last_ns <= now_ns < last_ns + int(history.COARSE_S * 10**9):
             self._put(self._coarse, {**values, **stamp})
@@ -91,16 +101,16 @@ class HistoryWriter:
             self._coarse_ns = now_ns
 
     def note(self, event: Event, recorder: int) -> None:
-        """Writes an event with the current time."""
+        """Writes an event with the current time. ``recorder`` is as for `record`."""
         self._put(self._events, {**event.to_row(), **_stamp(recorder)})
         _core.reached("history.event")
 
     def note_deaths(self, died: Sequence[Event]) -> None:
-        """Records the deaths of clients whose end is not recorded yet."""
+        """Writes the deaths of clients whose end is not recorded yet."""
         ring = self._events
         data = read_at(self._file.fd, ring.end - ring.begin, ring.begin)
         rows, _ = ring.parse(data)
-        events = history.events_of(rows)
+        events = history.parse_events(rows)
         ends = history.open_ends(events)
         ended = {event.incarnation for event in events} - ends.keys()
         for event in died:
@@ -109,74 +119,80 @@ class HistoryWriter:
                 self.note(replace(event, name=seen.name), BY_RECOVERY)
 
     def close(self) -> None:
-        """Unlocks the history for the next recorder. Idempotent."""
+        """Unlocks the history, so that another process can write it. Can be called repeatedly."""
         self._file.close()
 
     def _put(self, ring: HistoryRing, values: Mapping[str, Any]) -> None:
-        """Writes the next entry of a ring."""
+        """Writes the next record or event to a ring."""
         if self._file.fd < 0:
             raise ValueError(f"{self._where}: this recorder was closed; open a new one")
         row = {**values, "number": ring.number + 1, "pad": b""}
-        body = _pack(ring.kind, row)[:-8]
+        body = _pack(ring.dtype, row)[:-8]
         data = body + int(_core.crc32c(body)).to_bytes(8, "little")
-        _write(self._file.fd, data, ring.begin + ring.number % ring.room * len(data), self._where)
-        ring.number += 1  # last, so that an incomplete entry is overwritten
+        offset = ring.begin + ring.number % ring.capacity * len(data)
+        _write(self._file.fd, data, offset, self._where)
+        ring.number += 1  # last, so that an incomplete record is overwritten
 
 
 def note_deaths(files: Files, control: Control, superblock: Superblock) -> None:
-    """Records the clients that a recovery found dead, under init.lock; errors are only logged."""
+    """Writes the deaths of all clients that a recovery found to the history.
+
+    The caller holds init.lock. Errors are only logged, because the recovery does not depend on the
+    history.
+    """
     where = files.path / layout.HISTORY
     try:
         with _open_locked(files.directory) as file:
-            # Only the events are read: the other rings are large, and other processes are waiting
-            # for the recovery.
+            # Only the header and the events are read, because the other rings are large and other
+            # processes wait for the recovery.
             page, size = os.pread(file.fd, HEADER_BYTES, 0), os.fstat(file.fd).st_size
-            of, fields, _ = history.header_of(page, size, where)
-            if of == superblock.uuid and fields == history.recorded_fields():
+            uuid, fields, _ = history.parse_header(page, size, where)
+            if uuid == superblock.uuid and fields == history.recorded_fields():
                 HistoryWriter(file, where).note_deaths(_dead_clients(control, superblock.epoch))
     except BufferNotFoundError:
         return
     except (AttachTimeout, OSError, ShmBufferError) as error:
         _log.warning(
-            "%s: the history lacks the deaths of clients, because it could not be written: %s",
+            "%s: the deaths of clients could not be written to the history: %s",
             *(files.path, str(error)),
         )
 
 
 def _dead_clients(control: Control, epoch: int) -> list[Event]:
-    """Returns the clients in the registry, all of which are dead."""
+    """Returns a death event for every client in the registry, all of which are dead."""
     dead = control.entries[control.entries["state"] == layout.EntryState.LIVE]
     return [
         Event(
             EventKind.DIED,
-            layout.name_of(layout.Role, int(one["role"])).lower(),
-            int(one["pid"]),
-            int(one["incarnation"]),
+            layout.name_of(layout.Role, int(entry["role"])).lower(),
+            int(entry["pid"]),
+            int(entry["incarnation"]),
             epoch,
         )
-        for one in dead
+        for entry in dead
     ]
 
 
 def _read_or_explain(directory: Directory, uuid: bytes) -> History | str:
-    """Returns the existing history, or the reason why a new one must be started."""
+    """Reads the existing history, or returns the reason why it must be replaced."""
     try:
         found = history.read(directory)
     except (FormatError, CorruptBufferError) as error:
         return str(error)
     if found.uuid != uuid:
-        return "it is the history of another buffer, from which this one was copied"
+        return "it is the history of the buffer from which this buffer was copied"
     if found.fields != history.recorded_fields():
-        return "it records other fields than this version"
+        return "its fields are not those that this version records"
     return found
 
 
 def _stamp(recorder: int) -> dict[str, int]:
+    """Returns the first fields of a record that is written now, except its number."""
     return {"time_ns": time.time_ns(), "boottime_ns": _core.boot_ns(), "recorder": recorder}
 
 
 def _open_locked(directory: Directory) -> Lock:
-    """Opens and locks the history."""
+    """Opens and locks the existing history. Raises BufferNotFoundError if there is none."""
     return Lock().hold(
         directory,
         layout.HISTORY,
@@ -187,7 +203,7 @@ def _open_locked(directory: Directory) -> Lock:
 
 
 def _create(directory: Directory, uuid: bytes) -> Lock:
-    """Creates a new history, replacing an existing one, and locks it."""
+    """Creates an empty history and locks it. An existing history is replaced."""
     fields = history.recorded_fields()
     directory.unlink(NEW_HISTORY)
     with directory.create(NEW_HISTORY, history.file_bytes(fields)) as file:
@@ -204,11 +220,11 @@ def _write(fd: int, data: bytes, at: int, where: Path) -> None:
             raise OSError(errno.EIO, "only a part could be written")
 
 
-def _pack(kind: np.dtype[np.void], values: Mapping[str, Any]) -> bytes:
-    """Encodes a row of these values; missing values are 0."""
-    row = [(kind[name].kind, values.get(name, 0)) for name in kind.names or ()]
+def _pack(dtype: np.dtype[np.void], values: Mapping[str, Any]) -> bytes:
+    """Encodes a row of a dtype. Fields that are missing in ``values`` are 0."""
+    row = [(dtype[name].kind, values.get(name, 0)) for name in dtype.names or ()]
     fitting = tuple(int(value) & 2**64 - 1 if code == "u" else value for code, value in row)
-    return np.array([fitting], kind).tobytes()
+    return np.array([fitting], dtype).tobytes()
 
 
 def _header(uuid: bytes, fields: Mapping[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""Inspects a directory, in use or not, without a lock or a registry entry."""
+"""Describes a buffer from the outside, without a lock or a registry entry."""
 
 from __future__ import annotations
 
@@ -37,42 +37,50 @@ from shmbuffer.memory.system.private_copy import map_file
 from shmbuffer.memory.system.region import Directory
 from shmbuffer.memory.system.residency import Residency, residency, resident_bytes
 
-# The number of slots that are read for a histogram of priorities, and the slots per run.
-_LOOKED_SLOTS = 1 << 14
+_MAX_SLOTS = 1 << 14
+"""Number of slots that are read at most for a histogram of priorities."""
+
 _RUN = 64
+"""Number of consecutive slots that are read together, because they share a page."""
 
 
 def inspect(
     path: str | PathLike[str], *, priorities: bool = False, live_bytes: bool = True
 ) -> dict[str, Any]:
-    """Returns a description of the directory, as plain values.
+    """Returns a description of the buffer in a directory.
+
+    Args:
+        path: The directory of the buffer, or of a save.
+        priorities: If True, the distribution of priorities is also returned.
+        live_bytes: If False, ``live_bytes`` of ``records`` is None, which saves a pass over the
+            slots.
 
     Returns:
         A dict with these keys:
 
         * ``path``, ``uuid``, ``state``, ``epoch``, ``created``, ``flags``, ``settings``,
           ``counters``, ``owner`` and ``durable_ticket``;
-        * ``needs_recovery``: the reason, or None;
+        * ``needs_recovery``: the reason why the next process will recover the buffer, or None;
         * ``schema``: None before the first write;
         * ``clients``: the fields of `Client`, ``mutex`` (True if the client holds the mutex), and
           ``memory_bytes`` of its process, including shared pages (None if not visible);
         * ``bytes``: the size of all files;
-        * ``disk_bytes``: the space that the file system has allocated for them, which is less for
-          sparse files;
+        * ``disk_bytes``: the space that the file system has allocated for the files, which is less
+          than their size if they are sparse;
         * ``memory_bytes``: the part of all files that is in memory; None if unknown;
         * ``unwritten_bytes``: the part of ``memory_bytes`` that is not yet written to the disk;
         * ``filesystem``: ``in_memory``, and ``free_bytes`` (None without a limit);
         * ``records``: ``max_bytes``, ``used_bytes`` from the oldest record in use to the head,
           ``live_bytes`` of the items with their headers, and ``dictionary_bytes``; None if items
           are rows;
-        * ``sharing``: ``leaves`` that are stored once, the number of extra rows (``own_rows``), and
-          the number of these that are ``used``; None if no leaves are shared;
+        * ``sharing``: the ``leaves`` that consecutive items share, the number of ``own_rows``, and
+          the number of own rows that are ``used``; None if no leaves are shared;
         * ``consumers``: the fields of `ConsumerStatus`;
         * ``weights``: ``version``, ``step``, ``pid`` of the publisher, ``at_s``, ``tensors`` and
           ``bytes`` of the newest weights, or only the ``damage`` of their file; None if no weights
           were published;
         * ``recovery``: the time and the report of the last recovery; None if there was no recovery,
-          or its version did not store a report;
+          or an earlier version of shmbuffer performed it and stored no report;
         * ``mutex``: ``tid`` and ``pid`` of the holder of the mutex; None if the mutex is free;
         * ``waits``: ``entry``, ``pid``, ``seconds`` and ``text`` of each client that waits for the
           other side of a limited buffer;
@@ -80,15 +88,15 @@ def inspect(
           ``oldest_s`` of each client that holds reservations;
         * ``partials``: the number of rollouts of dead processes that another process can continue;
           None in the directory of another user, whose locks are not tested;
-        * ``priorities``, if requested: the share of the items in each priority range, by the power
-          of two that is its upper bound.
+        * ``priorities``, if requested: the share of items in each range of priorities. The keys are
+          the upper bounds of the ranges, which are powers of two.
 
     If the directory belongs to another user, but this process can read its files (like root), the
     files are copied and not mapped. A client has the state ``unknown`` if it is in another pid
     namespace or boot, where only its lock could prove that it is alive.
 
     Cost: about a millisecond without ``live_bytes``, for any capacity. The call reads a few pages
-    that all clients read, and stores nothing.
+    of shared memory and changes nothing.
     """
     with Directory.open(directory_of(path), reading=True) as directory:
         files = Files(directory)
@@ -151,7 +159,7 @@ def inspect(
 
 
 def _holders(files: Files, schema: Schema | None, control: Control) -> list[Holder]:
-    """Returns the clients that hold reservations, read without a map."""
+    """Returns the clients that hold reservations. The ledger is read and not mapped."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     where = files.path / layout.LEDGER
@@ -161,7 +169,7 @@ def _holders(files: Files, schema: Schema | None, control: Control) -> list[Hold
 
 
 def _consumers(files: Files, schema: Schema | None, control: Control) -> list[ConsumerStatus]:
-    """Returns the status of the consumers."""
+    """Returns the status of every consumer."""
     if schema is None or not files.directory.exists(layout.LEDGER):
         return []
     where = files.path / layout.LEDGER
@@ -173,7 +181,7 @@ def _consumers(files: Files, schema: Schema | None, control: Control) -> list[Co
 
 
 def _describe(schema: Schema | None) -> dict[str, Any] | None:
-    """Describes a schema."""
+    """Returns the capacity, lanes, leaves and structure of a schema as JSON values."""
     if schema is None:
         return None
     return {
@@ -188,7 +196,10 @@ def _describe(schema: Schema | None) -> dict[str, Any] | None:
 
 
 def _sharing(files: Files, schema: Schema | None) -> dict[str, Any] | None:
-    """Describes shared leaves. In a busy buffer, the counts are not from one point in time."""
+    """Describes the leaves that consecutive items share; None if there are none.
+
+    In a busy buffer, the counts are not from one point in time.
+    """
     if schema is None or not schema.sharing:
         return None
     live = SlotsFile(files.map_slots(schema, writable=False), schema)
@@ -229,7 +240,7 @@ def _describe_space(files: Files, schema: Schema | None) -> dict[str, Any]:
 
 
 def _weights(files: Files) -> dict[str, Any] | None:
-    """Describes the newest weights without reading their bytes; None if there are none."""
+    """Describes the newest weights without reading the tensors; None if there are no weights."""
     try:
         found = weights_file.open_weights(files.directory, writable=False)
     except (FormatError, CorruptBufferError) as error:
@@ -240,7 +251,7 @@ def _weights(files: Files) -> dict[str, Any] | None:
 
 
 def _recovery(control: Control, superblock: Superblock) -> dict[str, Any] | None:
-    """Returns the record of the last recovery; None if that recovery stored no record."""
+    """Returns the report of the last recovery; None if that recovery stored no report."""
     found = control.last_recovery()
     if found is None or found["epoch"] != superblock.epoch or not superblock.epoch:
         return None
@@ -252,35 +263,46 @@ def _recovery(control: Control, superblock: Superblock) -> dict[str, Any] | None
 
 
 def _mutex(control: Control) -> dict[str, int] | None:
+    """Returns the thread ID and the pid of the thread that holds the mutex; None if it is free."""
     tid = control.mutex_owner()
     return {"tid": tid, "pid": identity.process_of(tid)} if tid else None
 
 
-_NOT_HERE = (ProcessState.OTHER_CONTAINER, ProcessState.UNKNOWN)
-"""States of processes whose pid is meaningless here."""
+_OTHER_NAMESPACE = (ProcessState.OTHER_CONTAINER, ProcessState.UNKNOWN)
+"""States of processes whose pid has no meaning in the pid namespace of this process."""
 
 
 def _live_values(
     client: dict[str, Any], clients: list[dict[str, Any]], mutex: dict[str, int] | None
 ) -> dict[str, Any]:
-    """Returns the values of a client that are not in its entry, such as its memory and mutex."""
-    here = client["state"] not in _NOT_HERE
-    theirs = [
-        one
-        for one in clients
-        if mutex is not None and one["pid"] == mutex["pid"] and one["state"] not in _NOT_HERE
+    """Returns the values of a client that the registry does not contain.
+
+    These are ``mutex``, which is True if the client holds the mutex, and ``memory_bytes``. If a
+    process has several clients, the one that is changing the ring counts as the holder of the
+    mutex.
+    """
+    is_visible = client["state"] not in _OTHER_NAMESPACE
+    holders = [
+        other
+        for other in clients
+        if mutex is not None
+        and other["pid"] == mutex["pid"]
+        and other["state"] not in _OTHER_NAMESPACE
     ]
-    theirs.sort(key=lambda one: one["phase"] in ("IDLE", "PAYLOAD"))
+    holders.sort(key=lambda holder: holder["phase"] in ("IDLE", "PAYLOAD"))
     return {
-        "mutex": bool(theirs) and theirs[0] is client,
-        "memory_bytes": resident_bytes(client["pid"]) if client["alive"] and here else None,
+        "mutex": bool(holders) and holders[0] is client,
+        "memory_bytes": resident_bytes(client["pid"]) if client["alive"] and is_visible else None,
     }
 
 
 def _records(
     files: Files, schema: Schema | None, control: Control, *, live_bytes: bool
 ) -> dict[str, int | None] | None:
-    """Describes the byte ring. In a busy buffer, the numbers are not from one point in time."""
+    """Describes the use of the byte ring in bytes; None if items are rows.
+
+    In a busy buffer, the numbers are not from one point in time.
+    """
     if schema is None or not schema.record_bytes:
         return None
     runtime = control.runtime[0]
@@ -299,15 +321,18 @@ def _records(
 def _priority_shares(
     files: Files, schema: Schema | None, control: Control
 ) -> dict[str, float] | None:
-    """Returns the share of items by the power of two that bounds the priority, smallest first."""
+    """Returns the share of items in each range of priorities; None without priorities.
+
+    The keys are the upper bounds of the ranges, which are powers of two, in ascending order.
+    """
     if schema is None or not control.runtime["prioritized"][0]:
         return None
-    looked = _choose_slots(min(int(control.runtime["head"][0]), schema.capacity))
-    parts = _parts(looked, schema)
+    chosen = _choose_slots(min(int(control.runtime["head"][0]), schema.capacity))
+    parts = _byte_ranges(chosen, schema)
     live = SlotsFile(files.map_slots(schema, writable=False, parts=parts), schema)
-    held = looked[live.holds(looked)]
-    found = live.raw.reshape(schema.capacity, schema.width)[held].ravel()
-    found = found[found >= 0]  # NaN: the item is being written
+    committed = chosen[live.holds(chosen)]
+    found = live.raw.reshape(schema.capacity, schema.width)[committed].ravel()
+    found = found[found >= 0]  # not NaN, which marks an item that is being written
     mantissas, exponents = np.frexp(found)
     exponents = exponents - (mantissas == 0.5)  # a power of two belongs to the range below it
     exponents = np.where(found == 0, -1075, exponents)  # below the smallest number
@@ -319,21 +344,22 @@ def _priority_shares(
 
 
 def _choose_slots(reached: int) -> Ints:
-    """Returns the indices of written slots, in runs that are spread evenly over the ring.
+    """Returns the indices of at most `_MAX_SLOTS` of the first ``reached`` slots.
 
-    Each run costs a page fault, because each inspection maps the file again.
+    The slots are in runs that are spread evenly over the ring. Each run costs a page fault, because
+    each inspection maps the file again.
     """
-    runs = _LOOKED_SLOTS // _RUN
-    if reached <= _LOOKED_SLOTS:
+    runs = _MAX_SLOTS // _RUN
+    if reached <= _MAX_SLOTS:
         return np.arange(reached)
     starts = np.linspace(0, reached // _RUN - 1, runs).astype(np.int64) * _RUN
     return (starts[:, None] + np.arange(_RUN)).ravel()
 
 
-def _parts(looked: Ints, schema: Schema) -> list[tuple[int, int]]:
-    """Returns the parts of the slots file that contain the words and raw priorities of slots."""
-    breaks = np.flatnonzero(np.diff(looked) != 1) + 1
-    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(looked, breaks) if len(run)]
+def _byte_ranges(chosen: Ints, schema: Schema) -> list[tuple[int, int]]:
+    """Returns the byte ranges of the slots file that contain the words and priorities of slots."""
+    breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
+    runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(chosen, breaks) if len(run)]
     return [
         (schema.sections[name] + first * nbytes, schema.sections[name] + end * nbytes)
         for name, nbytes in (("words", 8), ("raw", 8 * schema.width))
@@ -342,5 +368,5 @@ def _parts(looked: Ints, schema: Schema) -> list[tuple[int, int]]:
 
 
 def exists(path: str | PathLike[str]) -> bool:
-    """True if the directory contains a buffer; the buffer is not opened."""
+    """True if the directory contains a buffer. The buffer is not opened."""
     return os.path.exists(os.path.join(path, layout.CONTROL))

@@ -1,7 +1,7 @@
-"""Collects statistics of the stored items: age, writer and priority.
+"""Collects statistics about the stored items: age, writer and priority.
 
-No lock is taken, so the statistics of a busy buffer are not from one point in time. In a large
-buffer, only some slots are read, which are spread evenly over the ring.
+No lock is taken, so the statistics of a busy buffer are not from one point in time. If the buffer
+is large, only a sample of the slots is read, spread evenly over the ring.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from shmbuffer.memory.format.layout import Role
 from shmbuffer.memory.mapped.slots_file import SlotsFile
 from shmbuffer.memory.system.region import Directory
 
-LOOKED_SLOTS = 1 << 20
-"""Maximum number of slots that are read; a million slots take tens of milliseconds."""
+MAX_SLOTS = 1 << 20
+"""Number of slots that are read at most. A million slots take tens of milliseconds."""
 
 
 @dataclass(frozen=True)
 class ItemWriter:
-    """The writer of items, as far as the registry still contains it.
+    """The client that wrote some of the items, as far as the registry still contains it.
 
     Attributes:
-        incarnation: The incarnation of the client, which is unique in the directory.
-        pid: The pid of the client; None if another client now has its registry entry.
-        role: The role in the registry; "" if unknown.
-        living: Whether the client still has its registry entry.
+        incarnation: The unique number of the client.
+        pid: The pid of the client; None if another client now uses its registry entry.
+        role: The role of the client; "" if another client now uses its registry entry.
+        living: True if the client is still attached.
     """
 
     incarnation: int
@@ -43,18 +43,18 @@ class ItemWriter:
 
 @dataclass(frozen=True)
 class ItemStats:
-    """Statistics of items; each array has one element per item."""
+    """Statistics about items. Each array has one element per item that was read."""
 
-    share: float  # of the sampled slots, from 0 to 1
-    ages: Ints  # number of elements written after the item
-    sources: NDArray[np.uint64]  # the writer, as returned by `layout.writer_of`
-    priorities: Floats  # as given; NaN if the item was being written
-    masses: Floats  # of the priority tree; empty without one
+    share: float  # the part of the written slots that was read, from 0 to 1
+    ages: Ints  # number of elements that were written after the item
+    sources: NDArray[np.uint64]  # incarnation of the client that wrote the item
+    priorities: Floats  # raw priority; NaN if the item was being written
+    masses: Floats  # mass in the priority tree; empty if the buffer has no priorities
     writers: dict[int, ItemWriter]  # the writers in `sources`, by incarnation
 
 
 def take(path: str | PathLike[str]) -> ItemStats | None:
-    """Reads the statistics of a directory; None before the first write."""
+    """Reads the statistics of the buffer in a directory. Returns None before the first write."""
     with Directory.open(path, reading=True) as directory:
         files = Files(directory)
         diagnosis = Diagnosis.read(files, writable=False)
@@ -67,27 +67,27 @@ def take(path: str | PathLike[str]) -> ItemStats | None:
         entries = control.entries.copy()
     capacity, width = schema.capacity, schema.width
     reached = min(head, capacity)  # no later slot was ever written
-    step = max(1, -(-reached // LOOKED_SLOTS))
+    step = max(1, -(-reached // MAX_SLOTS))
     words = live.words[:reached:step].copy()
-    held = slots.committed(words)
-    writers = layout.writer_of(live.sources[:reached:step][held])
-    ages = (head - 1 - slots.tickets(words[held])) * width
+    committed = slots.committed(words)
+    writers = layout.writer_of(live.sources[:reached:step][committed])
+    ages = (head - 1 - slots.tickets(words[committed])) * width
 
-    def of_held(values: Floats) -> Floats:
-        return values.reshape(capacity, width)[:reached:step][held].ravel()
+    def select_committed(values: Floats) -> Floats:
+        return values.reshape(capacity, width)[:reached:step][committed].ravel()
 
     return ItemStats(
         len(words) / reached if reached else 1.0,
         np.repeat(np.maximum(ages, 0), width),  # the head may have moved since it was read
         np.repeat(writers, width),
-        of_held(live.raw),
-        of_held(live.mass) if prioritized else np.empty(0),
-        {int(one): _writer(int(one), entries) for one in np.unique(writers)},
+        select_committed(live.raw),
+        select_committed(live.mass) if prioritized else np.empty(0),
+        {int(writer): _find_writer(int(writer), entries) for writer in np.unique(writers)},
     )
 
 
-def _writer(incarnation: int, entries: NDArray[np.void]) -> ItemWriter:
-    """Looks up the writer of an incarnation in the registry."""
+def _find_writer(incarnation: int, entries: NDArray[np.void]) -> ItemWriter:
+    """Looks up a client in the registry by its incarnation."""
     at = np.flatnonzero(entries["incarnation"] == incarnation)
     if not len(at):
         return ItemWriter(incarnation, None, "", False)

@@ -6,9 +6,9 @@ Recovery runs under init.lock, so only one process recovers the directory, and n
 before the recovery is complete. Every step can be repeated. If the process is killed, another
 process starts again with the first step. The state READY is stored last.
 
-Within one boot, the kernel has all pages of a file, including all stores of dead processes. After a
-reboot, in a copied directory, or if files were restored from a copy, some pages may be older than
-others. In these cases an item is kept only if its checksum matches.
+If the machine was not rebooted, the page cache contains everything that dead processes stored.
+After a reboot, in a copied directory, or if files were restored from a copy, some pages may be
+older than others. In these cases an item is kept only if it matches its checksum.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from shmbuffer.memory.system.progress import Progress
 from shmbuffer.memory.upkeep.history_writer import note_deaths
 from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
-# A larger head is accepted only if there are items near it. No program writes 10 ** 9 items per
-# second for 70 years, or moves the head this far without writing items.
+# A head beyond _MANY_TICKETS is accepted only if an item is at most _LARGEST_GAP tickets older. No
+# program writes 10 ** 9 items per second for 70 years, or moves the head this far without writing
+# items.
 _MANY_TICKETS = 2**61
 _LARGEST_GAP = 2**40
 
@@ -50,7 +51,17 @@ _LARGEST_GAP = 2**40
 def recover_directory(
     found: Diagnosis, reason: str, *, verify: bool = False, left_in_order: bool = False
 ) -> tuple[RecoveryReport, Mapped | None]:
-    """Recovers a directory under init.lock; returns the report, and the maps if it has a schema."""
+    """Recovers a directory. The caller holds init.lock.
+
+    Args:
+        found: The diagnosis of the directory.
+        reason: The reason for the recovery, from `Diagnosis.reason_to_recover`.
+        verify: If True, all items are compared with their checksums.
+        left_in_order: True if all clients have detached cleanly, so that the slots need no repair.
+
+    Returns:
+        The report, and the maps of the files; None instead of the maps if there is no schema.
+    """
     files, control, superblock = found.files, found.control, found.superblock
     began = time.perf_counter_ns()
     settings, mapped = found.settings(), found.load()
@@ -61,7 +72,7 @@ def recover_directory(
     _core.reached("recover.state")
     if mapped is not None:
         _allocate_space(found, mapped, reason)
-    # the clients of a copied directory are alive, and belong to another buffer
+    # in a copied directory, the registry contains clients of another buffer, which may be alive
     if reason != "copy":
         note_deaths(files, control, superblock)
         roster.remove_deaths(files.directory)
@@ -83,14 +94,14 @@ def recover_directory(
     _core.reached("recover.tree")
     if verify or reason != NO_CLIENT_ALIVE:
         weights_file.recover(files.directory)
-    # This is stored late, so that a process that repeats an interrupted recovery finds the same
-    # reason.
+    # The next two calls come late, so that a process that repeats an interrupted recovery finds the
+    # same reason for it.
     files.vouch(mapped.schema if mapped else None)
     control.write(replace(_with_new_identity(superblock, files, reason), state=state))
     _core.reached("recover.superblock")
     report = replace(report, duration_ms=(time.perf_counter_ns() - began) / 1e6)
     report.note(control)  # before READY, so that a process that sees READY also finds the report
-    control.entries["last_seen_ns"] = 0  # of former clients, whose clock may have been ahead
+    control.entries["last_seen_ns"] = 0  # the clock of former clients may have been ahead
     _core.reached("recover.seen")
     control.touch()
     control.runtime["state"] = state
@@ -99,7 +110,10 @@ def recover_directory(
 
 
 def _with_new_identity(superblock: Superblock, files: Files, reason: str) -> Superblock:
-    """Returns the superblock with this boot and these files, and a new uuid for a copy."""
+    """Returns a copy of a superblock with the current boot id and the identity of the control file.
+
+    If the directory is a copy, the superblock also gets a new uuid and this process as its owner.
+    """
     found = files.directory.stat(layout.CONTROL)
     if reason == "copy":
         superblock = superblock.with_owner(uuid=np.random.default_rng().bytes(16))
@@ -108,19 +122,19 @@ def _with_new_identity(superblock: Superblock, files: Files, reason: str) -> Sup
 
 
 def _allocate_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
-    """Allocates space that was lost in a power cut or a copy, and stores the number of such slots.
+    """Allocates the space of the slots again, which a power cut or a copy may have lost.
 
-    Within one boot, the files are assumed to have kept their space. Without checksums, this is not
-    assumed, because a restored copy would not be detected.
+    If the machine was not rebooted, the files have kept their space. For buffers without checksums
+    the space is always allocated again, because a restored copy would not be detected.
     """
     files, superblock, runtime = found.files, found.superblock, found.control.runtime
     schema, used = mapped.schema, 0
-    undone = reason != NO_CLIENT_ALIVE or not superblock.flags & Flag.CHECKSUM
-    if undone:
+    may_be_lost = reason != NO_CLIENT_ALIVE or not superblock.flags & Flag.CHECKSUM
+    if may_be_lost:
         used = Written(files, SlotsFile(mapped.slots, schema)).slots()
     allocated = int(runtime["allocated"][0])
     slots = growth.slots_to_allocate(superblock, allocated, used, schema.capacity)
-    if undone:
+    if may_be_lost:
         files.allocate_again(schema, slots)
         _core.reached("recover.reserved")
     if found.is_save():
@@ -132,14 +146,14 @@ def _allocate_space(found: Diagnosis, mapped: Mapped, reason: str) -> None:
 def wrong_checksums(
     native: _core.Ring, schema: Schema, live: SlotsFile, count: int, progress: Progress
 ) -> list[int]:
-    """Returns a mask of the first slots: True if the item does not match its checksum."""
+    """Returns the first ``count`` slots whose items do not match their checksums, by index."""
     slot_bytes = sum(schema.map_bytes) // schema.capacity
     wrong: list[int] = []
-    for first, some in progress.cut(count, slot_bytes):
-        wrong += native.verify(first, some)
+    for first, size in progress.cut(count, slot_bytes):
+        wrong += native.verify(first, size)
         if progress.has_listener:
-            held = np.count_nonzero(live.holds(slice(first, first + some)))
-            progress.advance(int(held) * schema.width)
+            committed = np.count_nonzero(live.holds(slice(first, first + size)))
+            progress.advance(int(committed) * schema.width)
     return wrong
 
 
@@ -160,31 +174,36 @@ class Repair:
         self.capacity = mapped.schema.capacity
         self.width = mapped.schema.width
         self.written = Written(found.files, self.live)
-        self.used = slice(0)  # the slots to examine
+        self.used = slice(0)  # the slots up to the last one in use
 
     def run(
         self, report: RecoveryReport, *, verify: bool, left_in_order: bool, believed: bool = False
     ) -> RecoveryReport:
-        """Runs all steps. Bytes of processes of this boot are trusted, unless ``verify`` is set.
+        """Runs all steps, and returns the report with the results.
 
-        If ``believed`` is True, items without checksums are kept, whatever the reason is.
+        The files of a directory that seems to have been restored may still be intact. Claims are
+        therefore completed in this case, too, so that their batches stay complete.
 
-        The files of a directory that seems to have been restored may still be intact. Therefore its
-        claims are completed, too, so that their batches stay complete. If all clients have detached
-        cleanly, the slots need no repair and are not read.
+        Args:
+            report: The report to which the results are added.
+            verify: If True, items are compared with their checksums even if the machine was not
+                rebooted.
+            left_in_order: True if all clients have detached cleanly. The slots then need no repair
+                and are not read.
+            believed: If True, items without checksums are kept for any reason of the recovery.
         """
         runtime, is_save = self.control.runtime, bool(self.superblock.flags & Flag.SAVE)
         trusted = report.reason == NO_CLIENT_ALIVE
-        if not self._sane_settings() and left_in_order and self._has_plausible_counters():
+        if not self._repair_settings() and left_in_order and self._has_plausible_counters():
             items = int(runtime["length"][0]) * self.width
             self._settle_flow(lambda: items)
             return replace(report, items=items)
         self.used = slice(self.written.slots())
-        self._sane_head()
+        self._repair_head()
         before = {name: int(runtime[name][0]) for name in ("rolled_back", "rolled_forward")}
-        # An estimate, because a damaged page may have any value, and the words are read only later.
-        held = min(int(runtime["length"][0]), self.capacity) * self.width
-        progress = Progress("check" if is_save else "recover", held, "items")
+        # an estimate for the progress: the words are read only later, and the page may be damaged
+        items = min(int(runtime["length"][0]), self.capacity) * self.width
+        progress = Progress("check" if is_save else "recover", items, "items")
         retired = self._reap_all(finishing=trusted or report.reason == "restored")
         _core.reached("recover.reaped")
         refused = self._refuse_impossible_words(trusted)
@@ -193,22 +212,22 @@ class Repair:
         _core.reached("recover.words")
         verify = verify or not trusted
         if not verify:
-            progress.advance(held // 3)
+            progress.advance(items // 3)
         believed = believed or trusted
         failed, unverified = self._verify(progress, believed) if verify else (0, 0)
-        # also within one boot, because a damaged header is detected nowhere else
+        # always, because no other step detects a damaged record header
         if self.schema.record_bytes:
             failed += self._relink()
         elif self.schema.sharing:
             failed += self.native.repair_links()
         _core.reached("recover.verified")
-        repaired = self._sane_priorities()
+        repaired = self._repair_priorities()
         _core.reached("recover.priorities")
         runtime["waiters"] = 0
         _core.reached("recover.waiters")
         self._settle_flow(lambda: int(np.count_nonzero(self.live.holds(self.used))) * self.width)
         if not verify:
-            progress.advance(held // 3)
+            progress.advance(items // 3)
         reached = min(int(runtime["head"][0]), self.capacity)
         self.written.clear_masses(reached * self.width)
         self.native.rebuild()
@@ -226,8 +245,11 @@ class Repair:
             unverified=unverified * self.width,
         )
 
-    def _sane_settings(self) -> bool:
-        """Repairs alpha and eps of the runtime page from the settings; True if they were wrong."""
+    def _repair_settings(self) -> bool:
+        """Repairs invalid values of alpha, eps and the maximum priority in the runtime page.
+
+        alpha and eps are restored from the settings. Returns True if one of them was invalid.
+        """
         runtime, settings = self.control.runtime, self.settings
         alpha, eps = found = self._exponent()
         if not exponent_fits(alpha, eps, len(self.live.raw)):
@@ -241,7 +263,10 @@ class Repair:
         return (alpha, eps) != found
 
     def _has_plausible_counters(self) -> bool:
-        """True if the counters are plausible. Headers of records are always examined."""
+        """True if the counters of the runtime page are possible.
+
+        Returns False for records, because their headers must always be examined.
+        """
         runtime = self.control.runtime[0]
         return (
             not self.schema.record_bytes
@@ -250,8 +275,12 @@ class Repair:
             and runtime["next_incarnation"] < layout.INCARNATIONS
         )
 
-    def _settle_flow(self, held: Callable[[], int]) -> None:
-        """Removes an invalid limiter; resets the counts if their difference is impossible."""
+    def _settle_flow(self, count_items: Callable[[], int]) -> None:
+        """Resets the flow control: all waits and reservations of dead clients end.
+
+        An invalid limiter is removed. If the difference between inserts and samples is impossible,
+        both are counted from 0 again. ``count_items`` returns the number of items in the buffer.
+        """
         runtime, entries = self.control.runtime, self.control.entries
         for name in ("pending", "reading", "waits_for"):
             entries[name] = 0
@@ -267,9 +296,9 @@ class Repair:
         _core.reached("recover.limiter")
         if limiter.is_far_apart(runtime[0], self.capacity * self.width):
             block = self.control.limiter_block(int(runtime["limiter_version"][0]))
-            free = max(0, int(block["min_size"][0]) - held())
+            free = max(0, int(block["min_size"][0]) - count_items())
             if int(block["limits"][0]) & layout.Limit.QUOTA:
-                # first, because a quota that ends too early is harmless
+                # first, because a process may die here, and a quota that is too small is harmless
                 block["error_buffer"] = 0.0
                 _core.reached("recover.bases")
             block["inserts_base"] = int(runtime["write_count"][0]) + free
@@ -277,24 +306,25 @@ class Repair:
             block["samples_base"] = runtime["drawn"]
         _core.reached("recover.bases")
 
-    def _sane_head(self) -> None:
-        """Lowers a head that is far beyond all items and would make the buffer unusable."""
+    def _repair_head(self) -> None:
+        """Lowers a head that is far beyond all items, because tickets would soon run out."""
         runtime, head = self.control.runtime, int(self.control.runtime["head"][0])
         if head > _MANY_TICKETS:
             words = self.live.words[self.used]
             tickets = slots.tickets(words)
-            theirs = (tickets % self.capacity == np.arange(len(words))) & (words != 0)
-            newest = int(tickets[theirs & (tickets < min(head, 2**62))].max(initial=-1))
+            valid = (tickets % self.capacity == np.arange(len(words))) & (words != 0)
+            newest = int(tickets[valid & (tickets < min(head, 2**62))].max(initial=-1))
             if head - newest > _LARGEST_GAP:
                 runtime["head"] = max(newest + 1, self.superblock.durable_ticket)
         _core.reached("recover.sane_head")
 
     def _reap_all(self, *, finishing: bool) -> int:
-        """Completes the claims of all clients, unless the claims may be older than the slots.
+        """Reaps all clients, and returns their number.
 
-        In that case the claims may have been completed long ago, and completing them again would
-        lose items. For example, completing an old emptying would remove all items that were written
-        after it. Therefore only the slot words are used.
+        With ``finishing``, the claims of the clients are completed or rolled back. Without it, the
+        claims are discarded, because they may be older than the slots and may have been completed
+        long ago. To complete them again would lose items. For example, an old claim that empties
+        the buffer would remove all items that were written later.
         """
         entries = self.control.entries
         retired = 0
@@ -308,16 +338,16 @@ class Repair:
             freed = self.native.reap(int(entry), incarnation, 0)
             if freed < 0:
                 raise LockTimeout(
-                    f"{self.control.where}: another process has the shared memory open, because it "
-                    "holds the mutex that this recovery has just created; end it, then recover the "
-                    "buffer"
+                    f"{self.control.where}: another process has the shared memory open and holds "
+                    "the mutex that this recovery has just created; end that process, then recover "
+                    "the buffer"
                 )
             retired += freed
         entries["phase"] = Phase.IDLE
         _core.reached("recover.idle")
         entries["turn"] = 0
         _core.reached("recover.turns")
-        # After a reboot, the slots may be newer than the page with the counters.
+        # after a reboot, the slots may be newer than the page that contains the counters
         known = [self.control.runtime["next_incarnation"], entries["incarnation"]]
         known += [layout.writer_of(self.live.sources[piece]) for piece in self._pieces()]
         self.control.runtime["next_incarnation"] = max(
@@ -328,20 +358,20 @@ class Repair:
         return retired
 
     def _refuse_impossible_words(self, trusted: bool) -> int:
-        """Clears words whose ticket does not fit their slot or is beyond the head.
+        """Clears words whose ticket belongs to another slot or is beyond the head.
 
-        After a reboot, the head may be old, so tickets near it are accepted.
+        Returns the number of cleared words. If the head is not ``trusted``, because it may be older
+        than the slots, tickets that are not far beyond it are accepted.
         """
         head, refused = int(self.control.runtime["head"][0]), 0
         end = np.uint64(head if trusted else max(head + _LARGEST_GAP, _MANY_TICKETS))
         for piece in self._pieces():
             words = self.live.words[piece]
             tickets = slots.tickets(words).view(np.uint64)
-            laps = tickets // np.uint64(
-                self.capacity
-            )  # used with a multiplication, because a remainder is slower
-            first = tickets - laps * np.uint64(self.capacity)
-            wrong = first != np.arange(piece.start, piece.stop, dtype=np.uint64)
+            # the slot of each ticket; a division and a multiplication are faster than a remainder
+            capacity = np.uint64(self.capacity)
+            owners = tickets - tickets // capacity * capacity
+            wrong = owners != np.arange(piece.start, piece.stop, dtype=np.uint64)
             wrong |= slots.states(words) == SlotState.EMPTY
             wrong |= tickets >= end
             wrong &= words != 0
@@ -351,10 +381,15 @@ class Repair:
         return refused
 
     def _refuse_misplaced_records(self, trusted: bool) -> int:
-        """Clears slots whose record is invalid or, if counters are current, outside of the ring."""
+        """Clears the words of slots whose record is invalid, and returns the number of slots.
+
+        If the counters are ``trusted``, records outside the used part of the byte ring are also
+        invalid.
+        """
         runtime = self.control.runtime[0] if trusted else None
         wrong = extents.find_misplaced(runtime, self.live, self.used, self.schema.record_bytes)
-        if trusted or not self.superblock.flags & Flag.CHECKSUM:  # the checksum covers headers, too
+        # otherwise the checksums of the items are compared later, which include the headers
+        if trusted or not self.superblock.flags & Flag.CHECKSUM:
             size, content = self.schema.record_bytes, self.records_map
             wrong |= extents.find_mismatched(self.live, size, content, ~wrong)
         self.live.words[self.used][wrong] = 0
@@ -362,14 +397,20 @@ class Repair:
         return int(np.count_nonzero(wrong))
 
     def _relink(self) -> int:
-        """Rebuilds the chain of records, and drops records that overlap others."""
-        held = self.live.holds(self.used).nonzero()[0]
-        order = np.argsort(self.live.extents["position"][held], kind="stable")
-        ordered = np.ascontiguousarray(held[order], np.int64)
+        """Rebuilds the chain of records, and drops records that overlap others.
+
+        Returns the number of dropped records.
+        """
+        committed = self.live.holds(self.used).nonzero()[0]
+        order = np.argsort(self.live.extents["position"][committed], kind="stable")
+        ordered = np.ascontiguousarray(committed[order], np.int64)
         return int(self.native.relink(ordered.ctypes.data, len(ordered)))
 
     def _abort_writing(self) -> int:
-        """Aborts slots that are being written, even if no claim contains them."""
+        """Aborts all slots that are marked as being written, and returns their number.
+
+        No claim may contain these slots any more.
+        """
         aborted = 0
         for piece in self._pieces():
             which = self.live.writing(piece)
@@ -379,7 +420,14 @@ class Repair:
         return aborted
 
     def _verify(self, progress: Progress, believed: bool) -> tuple[int, int]:
-        """Keeps items that match their checksum; without checksums, items below the barrier."""
+        """Drops the items that do not match their checksums.
+
+        Without checksums, all items are kept if ``believed`` is True or the durability barrier
+        covers all of them; otherwise all items are dropped.
+
+        Returns:
+            The number of slots whose items were dropped, and of slots that were kept unverified.
+        """
         runtime = self.control.runtime
         head = int(runtime["head"][0])
         words = self.live.words[self.used]
@@ -403,7 +451,7 @@ class Repair:
         return failed, unverified
 
     def _newest_ticket(self) -> int:
-        """Returns the newest ticket of all slots, which may be beyond ``head``; -1 if none."""
+        """Returns the newest ticket of all slots, which may be beyond the head; -1 if none."""
         words = self.live.words[self.used]
         used = words[words != 0]
         return int(slots.tickets(used).max()) if len(used) else -1
@@ -415,8 +463,8 @@ class Repair:
     def _fits(self, raw: Floats) -> Flags:
         return are_priorities(raw, *self._exponent(), len(self.live.raw))
 
-    def _sane_priorities(self) -> int:
-        """Replaces invalid raw priorities by NaN; returns the number of replaced priorities."""
+    def _repair_priorities(self) -> int:
+        """Replaces invalid raw priorities by NaN, and returns their number."""
         refused = 0
         prioritized = bool(self.control.runtime["prioritized"][0])
         for piece in self._pieces():
@@ -432,5 +480,6 @@ class Repair:
         return refused
 
     def _pieces(self) -> Iterator[slice]:
+        """Yields slices of at most `PIECE` slots, which together are all slots in use."""
         for first in range(0, self.used.stop, PIECE):
             yield slice(first, min(first + PIECE, self.used.stop))

@@ -12,19 +12,19 @@ from shmbuffer.memory.mapped.control import Control
 
 @dataclass(frozen=True)
 class RecoveryReport:
-    """The findings and the actions of a recovery.
+    """The report of a recovery, with the numbers of items that it kept, repaired or dropped.
 
     Attributes:
         path: The directory.
-        reason: ``"no client alive"``, ``"reboot"``, ``"copy"`` or ``"restored"``; ``"in use"`` for
-            a private copy.
+        reason: The reason for the recovery: ``"no client alive"``, ``"reboot"``, ``"copy"`` or
+            ``"restored"``. ``"in use"`` if a private copy of a buffer in use was repaired.
         items: Number of elements in the buffer after the recovery.
-        rolled_back: Number of elements of incomplete batches, whose slots were freed.
-        rolled_forward: Number of elements of batches that were fully written, but not completely
+        rolled_back: Number of elements in incomplete batches, whose slots were freed.
+        rolled_forward: Number of elements in batches that were written completely, but only partly
             marked as committed.
         clients_retired: Number of registry entries of dead clients that were freed.
         priorities_repaired: Number of invalid raw priorities, which were replaced by the default.
-        words_refused: Number of slots with an impossible word.
+        words_refused: Number of slots whose word was impossible. These slots were emptied.
         checksum_failed: Number of elements that were dropped because they did not match their
             checksum.
         unverified: Number of elements that were kept although the buffer has no checksums.
@@ -46,7 +46,7 @@ class RecoveryReport:
     duration_ms: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Converts to a dict of plain values."""
+        """Returns the report as a dict that can be written as JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

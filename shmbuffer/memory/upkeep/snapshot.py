@@ -1,15 +1,15 @@
 """Writes a snapshot of a buffer: a directory in the format of a live buffer, without clients.
 
-    begin ──leaves, or records──▶ the caller copies a ring ──finish──▶ READY, with the flag SAVE
+    Snapshot() ──leaves or records──▶ the caller copies a ring ──finish──▶ READY, with the flag SAVE
 
-The leaves are sparse files of full capacity. Only the space of rows that will be copied is
+The leaf files are sparse files of full capacity. Only the space of the rows that will be copied is
 allocated. `meta.json` describes the rows up to the last item, so ``TensorDict.load_memmap`` shows
-no row that was never written. There are no clients, leases, partial rollouts or weights, and the
-priority tree is empty: `attaching.open_save` rebuilds it in memory.
+no row that was never written. A snapshot has no clients, leases, partial rollouts or weights. Its
+priority tree is empty; `attaching.open_save` rebuilds the tree in memory.
 
-If the process dies here: the directory looks like a buffer whose definition is incomplete. The
-caller writes the snapshot to a path where no process searches for buffers, and publishes it when it
-is complete.
+If the process dies here, the directory looks like a buffer whose definition is incomplete. The
+caller therefore writes the snapshot to a path where no process searches for buffers, and publishes
+the directory when it is complete.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shmbuffer.memory.system import filesystem
 from shmbuffer.memory.system.path_checks import explain_errors
 from shmbuffer.memory.system.region import Directory
 
-_READ_AS_FOLDER = 0o664  # bits of the directory's mode that its files get
+_FILE_MODE_BITS = 0o664  # the bits of the directory's mode that its files also get
 _PRIVATE_FILES = (layout.CONTROL, layout.SCHEMA, layout.SLOTS, layout.LEDGER)
 
 
@@ -46,11 +46,11 @@ class Snapshot:
 
     Args:
         folder: An existing, empty directory.
-        schema: The schema of the buffer. Every leaf has a column.
-        settings: The settings to record.
+        schema: The schema of the buffer.
+        settings: The settings of the buffer, which are recorded in the snapshot.
 
     Attributes:
-        leaves: A writable map of each leaf's file ``[capacity, *lanes, *shape]``, or of the byte
+        leaves: A writable map of each leaf file ``[capacity, *lanes, *shape]``, or of the byte
             ring.
     """
 
@@ -60,7 +60,8 @@ class Snapshot:
         record = to_record(settings, folder)
         flags = (settings.flags & ~Flag.CHECKSUM) | Flag.SAVE
         if settings.checksum or not schema.record_bytes:
-            flags |= Flag.CHECKSUM  # the checksums of records are stored when the record is written
+            # the checksums of rows are computed at the end, and those of records are only copied
+            flags |= Flag.CHECKSUM
         self._control = self._files.create_control(record, flags)
         self._mapped = self._files.build(schema, slots=0, adopt=False, sparse=True)
         self.leaves = self._mapped.leaves
@@ -70,7 +71,10 @@ class Snapshot:
         self._files.close()
 
     def reserve(self, slots: int) -> None:
-        """Allocates the rows of the first slots; SpaceError if there is too little space."""
+        """Allocates the space of the first ``slots`` slots in all files.
+
+        Raises SpaceError if there is not enough space.
+        """
         schema, directory = self._schema, self._files.directory
         parts = [
             (file, 0, nbytes // schema.capacity * slots)
@@ -94,47 +98,47 @@ class Snapshot:
         return self._files.directory.open_file(layout.RECORDS)
 
     def publish_dictionary(self, data: bytes) -> None:
-        """Stores the dictionary of records."""
+        """Stores the dictionary for compressing records."""
         self._files.publish_dictionary(data)
 
-    def finish(self, moment: ItemSnapshot, tree: PriorityTree | None) -> None:
-        """Writes the slots, then the superblock; sets the file permissions from the directory's.
+    def finish(self, items: ItemSnapshot, tree: PriorityTree | None) -> None:
+        """Writes the slots and then the superblock, and sets the permissions of the files.
 
         Args:
-            moment: The snapshot of the items that were copied.
+            items: The snapshot of the items that were copied.
             tree: The priority tree of the ring; None if the ring has no priorities.
         """
         schema, control = self._schema, self._control
-        used = moment.used
-        self._store_slots(moment, slice(used))
+        used = items.used
+        self._store_slots(items, slice(used))
         runtime = control.runtime
-        runtime["head"] = moment.head
-        runtime["write_count"] = moment.write_count
-        runtime["length"] = int(np.count_nonzero(moment.tickets >= 0))
-        runtime["max_priority"] = -1.0 if moment.max_priority is None else moment.max_priority
+        runtime["head"] = items.head
+        runtime["write_count"] = items.write_count
+        runtime["length"] = int(np.count_nonzero(items.tickets >= 0))
+        runtime["max_priority"] = -1.0 if items.max_priority is None else items.max_priority
         if tree is not None and tree.prioritized:
             runtime["alpha"], runtime["eps"], runtime["prioritized"] = tree.alpha, tree.eps, 1
-        runtime["byte_head"], runtime["byte_tail"] = moment.byte_head, moment.byte_tail
+        runtime["byte_head"], runtime["byte_tail"] = items.byte_head, items.byte_tail
         runtime["state"] = BufferState.READY
         superblock = control.superblock().with_schema(schema, self._mapped.slots.nbytes)
-        control.write(control.write(replace(superblock, durable_ticket=moment.head)))
+        control.write(control.write(replace(superblock, durable_ticket=items.head)))
         self._mapped.ring(control, entry=0).seal(0, used)
         for name, content in schema.meta_files(used).items():
             self._files.directory.write_atomic(name, content)
         control.touch()
         self._share()
 
-    def _store_slots(self, moment: ItemSnapshot, used: slice) -> None:
-        """Writes the words, sources and raw priorities of the slots."""
+    def _store_slots(self, items: ItemSnapshot, used: slice) -> None:
+        """Writes the words, sources, raw priorities and extents of the slots."""
         live, width = SlotsFile(self._mapped.slots, self._schema), self._schema.width
-        live.words[used] = slots.committed_words(moment.tickets[used])
-        live.sources[used] = moment.sources[used]
-        live.raw[: used.stop * width] = moment.priorities[: used.stop * width]
-        if moment.extents is not None:
-            live.extents[used] = moment.extents[used]
+        live.words[used] = slots.committed_words(items.tickets[used])
+        live.sources[used] = items.sources[used]
+        live.raw[: used.stop * width] = items.priorities[: used.stop * width]
+        if items.extents is not None:
+            live.extents[used] = items.extents[used]
 
     def _share(self) -> None:
-        """Makes the files readable for every user who can read the directory."""
+        """Gives the files the permissions of the directory, so that the same users can read."""
         directory = self._files.directory
         rights = stat.S_IMODE(os.fstat(directory.file.fd).st_mode)
         names = {*_PRIVATE_FILES, layout.DICTIONARY, layout.RECORDS, made.NAME}
@@ -145,4 +149,4 @@ class Snapshot:
                 os.fchmod(folder.file.fd, rights)
         for name in names:
             with suppress(FileNotFoundError), directory.open_file(name, writable=False) as file:
-                os.fchmod(file.fd, rights & _READ_AS_FOLDER)
+                os.fchmod(file.fd, rights & _FILE_MODE_BITS)

@@ -144,7 +144,7 @@ def test_a_check_sees_counts_and_states_that_do_not_fit(engine: Engine, ring: Ri
     ring.reservations.reserve(3)
     engine.seat.control.runtime["reserved"] = 5
     report = engine.check()
-    assert report.problems == ["1 counts of reserved room differ from the reservations"]
+    assert report.problems == ["1 counts of reserved space differ from the reservations"]
     engine.seat.control.runtime["reserved"] = 3
     table = table_of(engine.seat)
     table["state"][7] = 9

@@ -636,7 +636,7 @@ def test_a_record_that_is_nowhere_is_reported_and_refused(fast_path: Path) -> No
             file.seek(at + 16 * slot)
             file.write(struct.pack("<QQ", *extent))
     report = check(path)
-    assert "4 records lie outside of the used part of the byte ring" in report.problems
+    assert "4 records are outside the used part of the byte ring" in report.problems
     with Engine.open(path, None) as found:
         assert found.report is not None
         assert found.report.words_refused == 4

@@ -283,7 +283,7 @@ def test_repairs_left_to_the_next_recovery_are_notes(path: Path) -> None:
         assert process.end() == -signal.SIGKILL
     report = unchanged(path)
     assert report.ok, report.problems
-    assert "no client alive: the next process to open it recovers it" in report.notes
+    assert "no client alive: the next process that opens the buffer will recover it" in report.notes
     assert "1 slots were being written; recovery frees them" in report.notes
     assert "  note: 1 slots were being written" in str(report)
 
@@ -312,7 +312,7 @@ def test_another_boot_is_a_note(path: Path) -> None:
         assert process.end() == -signal.SIGKILL
     report = unchanged(path)
     assert not report.alive
-    assert report.notes == ["reboot: the next process to open it recovers it"]
+    assert report.notes == ["reboot: the next process that opens the buffer will recover it"]
 
 
 def test_the_last_check_is_the_first_of_the_command_line(path: Path) -> None:

@@ -119,7 +119,7 @@ def test_a_sync_that_fails_is_an_error_and_is_not_forgotten(
     with pytest.raises(
         DurabilityError,
         match=rf"^{engine.path}: a sync failed \({os.strerror(number)}\); the data in "
-        r"memory are usable, but may never reach this disk, so copy the buffer to another "
+        r"memory are usable, but may never reach this disk; copy the buffer to another "
         r"disk$",
     ) as caught:
         engine.flush()

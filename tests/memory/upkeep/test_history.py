@@ -300,7 +300,7 @@ def set_names(text: bytes) -> Callable[[Path], None]:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], None], type[ShmBufferError], str]] = {
-    "short": (shorten, CorruptBufferError, "has 1000 bytes, too few for a header"),
+    "short": (shorten, CorruptBufferError, "has 1000 bytes, which is too few for a header"),
     "long": (lengthen, CorruptBufferError, "but its header requires"),
     "huge": (blow_up, CorruptBufferError, "more than any valid history has"),
     "empty": (empty, FormatError, "not a history of shmbuffer"),
@@ -410,7 +410,7 @@ def test_of_a_later_version_the_fields_are_read_by_name(
     assert record["held_back"] == 2**64 - 1
     assert (record["epoch"], record["length"], record["warmth"]) == (0, 3, 0.5)
     recorder = recorder_of(engine)
-    assert recorder.reason == "it records other fields than this version"
+    assert recorder.reason == "its fields are not those that this version records"
     recorder.close()
     assert read(engine).fields == now
 

@@ -77,7 +77,7 @@ def test_items_with_lanes_count_elements(fast_path: Path) -> None:
 def test_of_a_large_buffer_some_items_are_looked_at(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(item_stats, "LOOKED_SLOTS", 3)
+    monkeypatch.setattr(item_stats, "MAX_SLOTS", 3)
     path = fast_path / "buffer"
     with Engine.open(path, Settings(capacity=8, alpha=0.5)) as engine:
         write(engine.define(schema()), range(8))
