@@ -4,8 +4,8 @@
     hdf5         one dataset ``[items, *lanes, *shape]`` per leaf, with nested keys as groups
     tensordict   a directory for ``TensorDict.load_memmap``
 
-Items are written in batches of bounded size. Items that are overwritten in the meantime are left
-out.
+Items are written in batches of bounded size. Items that other processes overwrite during the export
+are skipped.
 
 If the process dies during an export, the target does not exist. The incomplete data are in a work
 directory (see `publication`), which the next export to the same target removes.
@@ -35,21 +35,25 @@ from shmbuffer.tensors.form.tensors import contiguous
 
 
 def export(storage: Any, path: str | os.PathLike[str], kind: str) -> int:
-    """Writes the items of a storage of tensors to a new file or directory; returns their number.
+    """Writes the items of a storage of tensors to a new file or directory.
 
-    The target appears atomically, with its contents synced to disk.
+    The target appears atomically when it is complete and synced to disk.
 
     Args:
-        storage: a storage of tensors.
-        path: the file or directory, which must not exist yet.
+        storage: The storage of tensors.
+        path: The file or directory to create. It must not exist yet.
         kind: ``"parquet"``, ``"hdf5"`` or ``"tensordict"``.
 
+    Returns:
+        The number of exported items.
+
     Raises:
-        FileExistsError: the target already exists.
-        FileNotFoundError: the parent directory does not exist.
-        EmptyBufferError: there are no items.
-        TypeError: the items are not tensors of one form, or the format does not support a dtype.
-        MissingExtra: the package that writes the format is not installed.
+        FileExistsError: The target already exists.
+        FileNotFoundError: The parent directory does not exist.
+        EmptyBufferError: There are no items.
+        TypeError: The items are not tensors with the same structure, or the format does not support
+            a dtype.
+        MissingExtra: The package that writes the format is not installed.
     """
     target = Path(path)
     if os.path.lexists(target):
@@ -127,7 +131,11 @@ def _tensordict(rows: Rows, target: Path) -> int:
 def _require_dtypes(
     rows: Rows, target: Path, accepts: Callable[[DType], bool], reader: str
 ) -> None:
-    """Raises TypeError for the first leaf whose dtype the format does not support."""
+    """Raises TypeError if the format does not support the dtype of a leaf.
+
+    ``accepts`` returns True for a supported dtype. ``reader`` is the name of the format in the
+    message.
+    """
     leaves = [(leaf.name, leaf.dtype) for leaf in rows.leaves.leaves]
     remedy = "export it to Parquet. Nothing was written"
     require_dtypes(leaves, accepts, str(target), reader, remedy)

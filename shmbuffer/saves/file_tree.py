@@ -1,4 +1,7 @@
-"""Walks the files of a save below an open directory without following links, even in a race."""
+"""Walks the files of a save below an open directory.
+
+Links are never followed, even if another process replaces a directory by a link during the walk.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from shmbuffer.memory.system.region import Directory
 from shmbuffer.saves.safe_files import READ
 
 MANIFEST = f"{PRIVATE}/files.json"
-"""The list of the files of a save, in its directory."""
+"""File in a save that lists all files of the save."""
 
 LIST_BYTES = 2**26
-"""The largest size of a list of files, in bytes."""
+"""Maximum size of a manifest in bytes."""
 
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
 
@@ -35,24 +38,29 @@ class TreeFolder(NamedTuple):
     where: Path
     """The path, for messages."""
     at: str
-    """The path below the root; "." for the root."""
+    """The path relative to the root; "." for the root."""
     folders: list[str]
+    """The names of the subdirectories."""
     files: list[str]
-    """The names of all other entries: files, links, devices."""
+    """The names of all other entries: files, links and devices."""
     fd: int
+    """The descriptor of the directory."""
 
     def below(self, name: str) -> str:
-        """Returns the path of an entry of this directory, relative to the root."""
+        """Returns the path of a file or subdirectory of this directory, relative to the root."""
         return os.path.normpath(os.path.join(self.at, name))
 
     def stat(self, name: str) -> os.stat_result:
-        """Returns the status of an entry of this directory, without following a link."""
+        """Returns the status of a file or subdirectory of this directory; of a link itself."""
         with explain_errors(self.where / name):
             return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
 
 def walk(root: Directory, *, topdown: bool = True) -> Iterator[TreeFolder]:
-    """Yields each directory below ``root``, like `os.fwalk`; raises if one cannot be listed."""
+    """Yields ``root`` and each directory below it, like `os.fwalk`.
+
+    Raises the OSError if a directory cannot be listed.
+    """
 
     def refuse(error: OSError) -> None:
         raise error
@@ -72,8 +80,12 @@ def files_below(root: Directory) -> list[str]:
     return sorted(folder.below(name) for folder in walk(root) for name in folder.files)
 
 
-def list_of(target: Directory, what: str) -> set[str]:
-    """Returns the files that the list of a save names; empty if there is no list of this kind."""
+def read_manifest(target: Directory, what: str) -> set[str]:
+    """Returns the paths of the files that the manifest of a save lists, relative to the save.
+
+    Returns an empty set if there is no valid manifest, or if it belongs to another kind of save
+    than ``what``.
+    """
     try:
         found = json.loads(target.read(MANIFEST, limit=LIST_BYTES))
         return {name for name in found["files"] if is_below(name) and found["what"] == what}
@@ -82,7 +94,7 @@ def list_of(target: Directory, what: str) -> set[str]:
 
 
 def is_below(name: Any) -> bool:
-    """True if a path from a file is relative and stays below the root."""
+    """True if a path that was read from a file is relative and stays below the root."""
     return (
         isinstance(name, str)
         and name not in ("", ".")
@@ -92,21 +104,35 @@ def is_below(name: Any) -> bool:
     )
 
 
-def foreign_in(target: Directory, what: str) -> str | None:
-    """Returns the name of a file that is not part of an earlier save; None if there is none."""
-    mine = list_of(target, what)
-    mine |= {MANIFEST} if mine else set()
+def find_foreign_file(target: Directory, what: str) -> str | None:
+    """Returns the relative path of a file that is not part of an earlier save of this kind.
+
+    A link and a directory on another device do not belong to a save either. Returns None if the
+    directory contains only a save, or is empty.
+    """
+    listed = read_manifest(target, what)
+    listed |= {MANIFEST} if listed else set()
     for folder in walk(target):
         if os.fstat(folder.fd).st_dev != target.identity[0]:
             return folder.at
         for name in folder.files:
-            if folder.below(name) not in mine or stat.S_ISLNK(folder.stat(name).st_mode):
+            if folder.below(name) not in listed or stat.S_ISLNK(folder.stat(name).st_mode):
                 return folder.below(name)
     return None
 
 
 def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
-    """Exchanges two directories atomically; returns False if the file system cannot."""
+    """Exchanges two directories atomically with renameat2(2).
+
+    Args:
+        folder: The descriptor of the directory that contains the first directory.
+        name: The name of the first directory.
+        other_folder: The descriptor of the directory that contains the second directory.
+        other: The name of the second directory.
+
+    Returns:
+        False if the system or the file system does not support the exchange.
+    """
     rename: Callable[..., int] | None = getattr(
         ctypes.CDLL(None, use_errno=True), "renameat2", None
     )
@@ -122,9 +148,10 @@ def exchange(folder: int, name: str, other_folder: int, other: str) -> bool:
 
 
 def sync_tree(new: Directory) -> None:
-    """Syncs a whole tree, and removes the write permission of other users."""
+    """Syncs all files of a tree, and removes the write permission of other users from them."""
     total = sum(folder.stat(name).st_size for folder in walk(new) for name in folder.files)
-    # First, because a path that passes through a writable directory is rejected.
+    # The permissions of directories come first, because a path through a directory that other users
+    # can write to is rejected.
     for folder in walk(new):
         with explain_errors(folder.where):
             _close_to_others(folder.fd)
@@ -138,7 +165,7 @@ def sync_tree(new: Directory) -> None:
 
 
 def close_tree(new: Directory) -> None:
-    """Removes the write permission of other users from a whole tree."""
+    """Removes the write permission of other users from all files and directories of a tree."""
     for folder in walk(new):
         for name in folder.files:
             with explain_errors(folder.where / name), _core.Descriptor() as file:
@@ -148,7 +175,7 @@ def close_tree(new: Directory) -> None:
 
 
 def _close_to_others(fd: int) -> None:
-    """Removes the write permission of other users."""
+    """Removes the write permission of other users from an open file or directory."""
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & stat.S_IWOTH:
         os.fchmod(fd, mode & ~stat.S_IWOTH)
@@ -156,7 +183,7 @@ def _close_to_others(fd: int) -> None:
 
 
 def _sync_file(name: str, folder: int, progress: Progress) -> None:
-    """Syncs a file, in pieces if the file is large and progress is reported."""
+    """Syncs a file. A large file is synced in pieces if progress is reported."""
     with _core.Descriptor() as file:
         fd = file.take(os.open, name, READ, dir_fd=folder)
         _close_to_others(fd)
@@ -170,4 +197,4 @@ def _sync_file(name: str, folder: int, progress: Progress) -> None:
                     progress.advance(nbytes)
         else:
             progress.advance(size)
-        Directory.sync_file(fd)  # the rest of the file, such as its size
+        Directory.sync_file(fd)  # msync(2) does not sync the size of the file

@@ -1,7 +1,7 @@
-"""Checks that the data a user saves with a buffer can be stored as plain values.
+"""Checks that the data that a user saves with a buffer can be stored without pickle.
 
-Nothing is pickled, so that loading runs no code. A value without another form is rejected before
-anything is written, and the message names its place.
+A save without pickle runs no code when it is loaded. A value that could only be pickled is rejected
+before anything is written, and the message says where it is in the data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from shmbuffer.items.form import labels
 from shmbuffer.items.form.arrays import is_plain_array
-from shmbuffer.saves.values import is_word
+from shmbuffer.saves.values import is_scalar
 from shmbuffer.tensors.form.tensor_containers import take_of
 
 _MOST_LEVELS = 128  # JSON is written and read recursively on the caller's stack
@@ -20,9 +20,12 @@ _MOST_BITS = 14_284  # 4,300 digits, which is Python's default limit for convers
 
 
 def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()) -> None:
-    """Raises TypeError or ValueError unless a value can be saved without pickle.
+    """Raises TypeError or ValueError if a value cannot be saved without pickle.
 
-    ``around`` has the identities of the containers that contain the value.
+    Args:
+        value: The value.
+        place: The path of the value in the user's data, for messages.
+        around: The `id` of each container that contains the value, outermost first.
     """
     if isinstance(value, torch.Tensor):
         plain = value.layout is torch.strided and not (value.is_nested or value.is_quantized)
@@ -34,7 +37,7 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
         return
     if is_plain_array(value):
         return
-    if isinstance(value, bytes) or is_word(value):
+    if isinstance(value, bytes) or is_scalar(value):
         _require_digits(value, place)
         return
     take = take_of(type(value))
@@ -55,8 +58,8 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
     mapping = isinstance(keys, tuple)
     for at, part in enumerate(parts):
         key = keys[at] if isinstance(keys, tuple) else at
-        for one in key if type(key) is tuple else (key,):
-            _require_digits(one, f"a key of {place}")
+        for element in key if type(key) is tuple else (key,):
+            _require_digits(element, f"a key of {place}")
         if mapping and not labels.is_json(key):
             raise TypeError(
                 f"{place} has the key {key!r:.60} of type {type(key).__qualname__}; keys must be "
@@ -66,6 +69,7 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
 
 
 def _require_digits(value: Any, place: str) -> None:
+    """Raises ValueError if a value is an int that Python cannot convert to text by default."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise ValueError(
             f"{place} is an int of {value.bit_length():,} bits, but only ints of at most "

@@ -3,8 +3,8 @@
     create_file, write_file                              new files; existing ones are never changed
     make_folder, make_folders, make_folders_below        missing directories
     exists, open_file, open_binary, read_file            files that other programs may have created
-    require_plain, require_own_content                   checks before a library reads such files
-    remove_file, remove_tree                             files of this package
+    require_plain, require_own_content                   checks before a library reads these files
+    remove_file, remove_tree                             files that this package has created
     temporary_folder, unnamed_file                       files that are removed when they are closed
 
 Modules above `memory.system` create, replace and remove files only through these functions,
@@ -12,7 +12,7 @@ Modules above `memory.system` create, replace and remove files only through thes
 and rejects any other way.
 
 Invariants:
-  1. The last part of a path is never followed if it is a link, and existing files are not changed.
+  1. The last component of a path is not followed if it is a link. Existing files are not changed.
   2. Only regular files are opened. A FIFO or a device is rejected immediately, without waiting.
   3. Users other than the owner and the group cannot write to the created files, regardless of the
      umask.
@@ -38,26 +38,34 @@ from shmbuffer.memory.system.beneath import remove_if_empty
 from shmbuffer.memory.system.path_checks import explain_errors, require_regular_file, resolve_path
 from shmbuffer.memory.system.region import Directory
 
-# Without O_NONBLOCK, opening a FIFO would wait.
+# without O_NONBLOCK, opening a FIFO would wait for a writer
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE, _FOLDER_MODE = 0o664, 0o775  # before the umask is applied
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Creates a file and opens it for writing; BufferExistsError if the name is taken."""
+    """Creates a file and opens it for writing. Raises BufferExistsError if the path exists."""
     with explain_errors(path):
         return open(path, "w+b", opener=lambda name, _: os.open(name, _CREATE, _FILE_MODE))
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Creates a file with this content; text is encoded as UTF-8."""
+    """Creates a file with the given content. Text is encoded as UTF-8."""
     with create_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def make_folder(path: Path, *, exist_ok: bool = True) -> None:
-    """Makes a directory; UnsafePathError if the path exists and is not a directory."""
+    """Creates a directory.
+
+    Args:
+        path: The path of the directory.
+        exist_ok: If True, an existing directory is not an error.
+
+    Raises:
+        UnsafePathError: The path exists and is not a directory.
+    """
     with explain_errors(path, wanted="a directory"):
         try:
             os.mkdir(path, _FOLDER_MODE)
@@ -69,19 +77,18 @@ def make_folder(path: Path, *, exist_ok: bool = True) -> None:
 
 
 def make_folders_below(root: Path, file: Path) -> None:
-    """Makes a directory, and the subdirectories of it that contain a file."""
+    """Creates the directory ``root``, and the directories between it and ``file``."""
     for folder in reversed(file.relative_to(root).parents):
         make_folder(root / folder)
 
 
 def make_folders(path: Path) -> None:
-    """Makes a directory and its missing parents, and syncs the directories that contain them.
+    """Creates a directory and its missing parents, and syncs the directories that contain them.
 
-    A parent without read permission cannot be synced. It belongs to another user and is not
-    changed.
+    A parent that this process cannot read is not synced.
 
     Raises:
-        UnsafePathError: the path is a link that another user created in a sticky directory.
+        UnsafePathError: The path is a link that another user created in a sticky directory.
     """
     path = resolve_path(path)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -95,7 +102,7 @@ def make_folders(path: Path) -> None:
 
 @contextmanager
 def without_leftover(path: Path) -> Iterator[None]:
-    """Removes a directory that the block has created and left empty because of an error."""
+    """Removes an empty directory if the ``with`` block has created it and raised an error."""
     existed = path.exists()
     try:
         yield
@@ -110,8 +117,8 @@ def open_file(path: Path) -> Iterator[int]:
     """Opens a regular file for reading and yields its descriptor.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        UnsafePathError: the path is a link, a FIFO, a device, a socket or a directory.
+        FileNotFoundError: The file does not exist.
+        UnsafePathError: The path is a link, a FIFO, a device, a socket or a directory.
     """
     with _core.Descriptor() as opened:
         try:
@@ -125,13 +132,13 @@ def open_file(path: Path) -> Iterator[int]:
 
 @contextmanager
 def open_binary(path: Path) -> Iterator[BinaryIO]:
-    """Opens a regular file for reading and yields it; raises the same errors as `open_file`."""
+    """Opens a regular file for reading and yields it. Raises the same errors as `open_file`."""
     with open_file(path) as fd, open(fd, "rb", closefd=False) as file:
         yield file
 
 
 def read_file(path: Path) -> bytes:
-    """Reads a regular file; raises the same errors as `open_file`."""
+    """Returns the content of a regular file. Raises the same errors as `open_file`."""
     with open_binary(path) as file:
         return file.read()
 
@@ -146,9 +153,10 @@ def exists(path: Path) -> bool:
 
 
 def require_plain(path: Path) -> None:
-    """Raises UnsafePathError unless `path` is a regular file or a tree of regular files.
+    """Raises UnsafePathError unless a path is a regular file, or a tree of regular files.
 
-    Call this before passing a tree to a library that would follow links in it or wait for a FIFO.
+    Call this function before you pass a path to a library that would follow links or wait for a
+    FIFO.
     """
     with explain_errors(path):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -161,7 +169,7 @@ def require_plain(path: Path) -> None:
 def require_own_content(path: Path) -> None:
     """Raises UnsafePathError if an HDF5 file refers to data in other files.
 
-    HDF5 would read the other files, including private files and FIFOs without an end.
+    HDF5 would read these files, even if they are private files or FIFOs that never end.
     """
     import h5py  # type: ignore[import-untyped]
 
@@ -194,21 +202,24 @@ def remove_file(path: Path) -> None:
 
 
 def remove_tree(above: Directory, name: str) -> None:
-    """Removes a directory and its contents. Files that cannot be removed are left."""
+    """Removes a directory and its contents, except files that cannot be removed."""
     shutil.rmtree(name, ignore_errors=True, dir_fd=above.file.fd)
 
 
 def unnamed_file(folder: Path) -> BinaryIO:
-    """Opens a new file on the disk of a directory, without a name in the directory."""
+    """Creates a file without a name on the file system of a directory, and opens it.
+
+    The file is removed when it is closed.
+    """
     return cast(BinaryIO, tempfile.TemporaryFile(dir=folder, prefix=".shmbuffer-"))
 
 
 @contextmanager
 def temporary_folder(above: Path | None = None) -> Iterator[Path]:
-    """Yields a new directory with mode 0700, which is removed at the end of the block.
+    """Yields a new directory with mode 0700, which is removed at the end of the ``with`` block.
 
-    The directory is created in ``above``, or where `tempfile` and TMPDIR define. Files that other
-    processes are still writing there at the end may remain.
+    The directory is created in ``above``, by default in `tempfile.gettempdir`. If other processes
+    are still writing files there at the end, these files may remain.
     """
     with tempfile.TemporaryDirectory("", "shmbuffer-", above, ignore_cleanup_errors=True) as path:
         yield Path(path)

@@ -1,9 +1,9 @@
-"""The parts of a save other than items: sampler, writer, generators, transforms, user data.
+"""The parts of a save other than items: sampler, writer, generators, transforms and user data.
 
     <path>/storage/.shmbuffer/parts/<name>.jsonl, <name>.data   plain values; see `values`
     <path>/storage/.shmbuffer/parts/<name>/                     a part with its own `dumps`
 
-Nothing is pickled. All parts are read and checked before anything is changed.
+No part is pickled. All parts are read and checked before the buffer changes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ def is_saved(path: Path) -> bool:
 
 
 def optional_parts(folder: Path) -> list[str]:
-    """Returns the names of the optional parts in this save."""
+    """Returns the names of the optional parts that a save contains.
+
+    ``folder`` is the directory of the parts.
+    """
     return [name for name in ("extra", "consumers", "ahead") if exists(folder / f"{name}.jsonl")]
 
 
 @dataclass(frozen=True)
 class SavedBuffer:
-    """The contents of a save, read before the buffer changes."""
+    """The contents of a save, which are read before the buffer changes.
+
+    ``storage``, ``sampler`` and ``writer`` are the arguments of `apply_part` for these parts.
+    """
 
     where: Path
-    """The file of the transforms, for messages."""
+    """The file that contains the state of the transforms, for messages."""
     storage: Any
     sampler: Any
     writer: Any
@@ -45,29 +51,35 @@ class SavedBuffer:
     extra: Any
     consumers: list[dict[str, Any]] = field(default_factory=list)
     ahead: list[Any] = field(default_factory=list)
-    """The prefetched batches."""
+    """The batches that were prefetched and not returned yet."""
     written: Any = None
-    """The cursor and the count of TorchRL's writer, for the storage."""
+    """The cursor and the write count of TorchRL's writer, which the storage restores."""
 
 
 def missing_part(kind: str) -> str:
-    """Returns the message for a save that has no state for the sampler or the writer."""
+    """Returns the end of the message for a save that has no state for the sampler or the writer.
+
+    ``kind`` is ``"sampler"`` or ``"writer"``.
+    """
     then = ", and then call set_sampler()" if kind == "sampler" else ""
     return (
-        f"no {kind} of this kind was saved; load it into a buffer with the {kind} that it was "
-        f"saved with{then}"
+        f"the save has no state for a {kind} of this class; load the save into a buffer with the "
+        f"{kind} with which it was saved{then}"
     )
 
 
 def checked_batch_size(size: Any) -> int | None:
-    """Returns a batch size; raises ValueError for anything else."""
+    """Returns a batch size that was read from a file. Raises ValueError if it is invalid."""
     if size is None or (type(size) is int and 0 < size < 2**63):
         return size
-    raise ValueError(f"{size!r:.40} is not a batch size")
+    raise ValueError(f"batch_size must be a positive int or None, got {size!r:.40}")
 
 
 def checked_generator(state: Any, device: Any) -> tuple[torch.Tensor, torch.device]:
-    """Returns the state of a generator and its device; raises if it is not a state."""
+    """Returns the state and the device of a generator that were read from a file.
+
+    Raises RuntimeError or TypeError if a state for the CPU is invalid.
+    """
     where = torch.device(str(device))
     if where.type == "cpu":
         torch.Generator().set_state(state)  # raises for an invalid state
@@ -75,12 +87,18 @@ def checked_generator(state: Any, device: Any) -> tuple[torch.Tensor, torch.devi
 
 
 def require_states(file: Path, states: dict[str, Any], chain: Any) -> None:
-    """Raises ValueError if there is a state of a transform that the buffer does not have."""
+    """Raises ValueError if a save has the state of a transform that the buffer does not have.
+
+    Args:
+        file: The file of the states, for the message.
+        states: The state of each transform, by its index in the chain.
+        chain: The buffer's transforms.
+    """
     for at in states:
         known = is_number(at) and int(at) < len(chain.transforms)
         if not known or not hasattr(chain.transforms[int(at)], "load_state_dict"):
             raise ValueError(
                 f"{file}: contains the state of transform {at!r:.80}, but the buffer's transforms "
-                f"are {[type(one).__name__ for one in chain.transforms]}; use the transforms that "
-                "it was saved with. Nothing was changed"
+                f"are {[type(transform).__name__ for transform in chain.transforms]}; use the "
+                "transforms with which the buffer was saved. Nothing was changed"
             )

@@ -1,7 +1,8 @@
 """The tickets of saved items, which are restored when the items are loaded.
 
-Thus a sample has the same generations before and after the save. A ring uses each ticket only once.
-If it has already used these tickets, all of them are increased by multiples of the capacity.
+An item therefore has the same generation before and after the save. A ring uses each ticket only
+once. If the ring has already used these tickets, they are all increased by a multiple of the
+capacity.
 """
 
 from __future__ import annotations
@@ -13,28 +14,37 @@ import numpy as np
 from shmbuffer.memory import Ring
 from shmbuffer.memory.format.array_types import Ints
 
-_MOST_RUNS = 64  # plus one per this many items; each run needs a separate claim
-_ITEMS_A_RUN = 64
+# A load may need _MOST_RUNS claims, and one more per _ITEMS_PER_RUN items. Each run of consecutive
+# tickets needs its own claim.
+_MOST_RUNS = 64
+_ITEMS_PER_RUN = 64
 
 
 class Tickets(NamedTuple):
-    """The tickets of the items to load."""
+    """The tickets of the items that are loaded."""
 
     of_items: Ints
-    """Tickets of the items, int64 ``[n]``."""
+    """Ticket of each item, int64 ``[n]``."""
     head: int
-    """The next ticket."""
+    """Head of the ring after the load, which is the ticket of the next write."""
 
     def for_ring(self, ring: Ring) -> Tickets:
-        """Returns these tickets, raised by a multiple of the capacity if they were used."""
+        """Returns tickets that a ring has not used yet.
+
+        These are the same tickets, or all of them increased by a multiple of the capacity.
+        """
         first = int(self.of_items.min()) if len(self.of_items) else self.head
-        laps = max(0, -(-(ring.head - first) // ring.capacity))
-        return Tickets(self.of_items + laps * ring.capacity, self.head + laps * ring.capacity)
+        passes = max(0, -(-(ring.head - first) // ring.capacity))
+        return Tickets(self.of_items + passes * ring.capacity, self.head + passes * ring.capacity)
 
     def runs(self) -> list[Ints] | None:
-        """Returns the runs of consecutive tickets, oldest first; None if there are too many."""
+        """Groups the items into runs with consecutive tickets.
+
+        Returns the indices of the items in each run, oldest first, or None if there are too many
+        runs.
+        """
         order = np.argsort(self.of_items, kind="stable")
         cuts = np.flatnonzero(np.diff(self.of_items[order]) != 1) + 1
-        if len(cuts) >= _MOST_RUNS + len(order) // _ITEMS_A_RUN:
+        if len(cuts) >= _MOST_RUNS + len(order) // _ITEMS_PER_RUN:
             return None
         return np.split(order, cuts) if len(order) else []

@@ -322,7 +322,7 @@ def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[A
             yield value
 
 
-def is_word(value: Any) -> bool:
+def is_scalar(value: Any) -> bool:
     """True if a value is text, a number, None, or has a representation in JSON."""
     return type(value) in _PLAIN or _in_words(value) is not None
 

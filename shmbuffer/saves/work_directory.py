@@ -5,13 +5,13 @@
     earlier/        the replaced save, if two directories cannot be exchanged atomically
 
 If the owner dies, the next process that saves or loads acquires the lock. It moves the earlier save
-back if its path is free, and removes the rest.
+back if the path of the save is free, and removes the work directory.
 
 Invariants:
   1. A work directory and its contents are accessed through a descriptor. No link is followed, even
      if other users can rename files next to the directory.
-  2. It belongs to this user and has mode 0700. Those of other users are ignored.
-  3. `owner` is a regular file of this user with a single link. Nothing is truncated.
+  2. A work directory belongs to this user and has mode 0700. Those of other users are ignored.
+  3. `owner` is a regular file of this user with a single link. It is never truncated.
 """
 
 from __future__ import annotations
@@ -45,28 +45,41 @@ MARK = ".shmbuffer-save"
 """The suffix of the names of work directories."""
 
 NEW = "checkpoint"
-"""The directory that will be published."""
+"""The name of the directory that will be published."""
 
 OLD = "earlier"
-"""The replaced save, if two directories cannot be exchanged atomically."""
+"""The name of the replaced save, if two directories cannot be exchanged atomically."""
 
 _OWNER = "owner"
 _PID_BYTES = 20
 
 
 class Work:
-    """A work directory that is held open and locked while its owner is alive."""
+    """A work directory, which is open and locked while its owner is alive.
+
+    Args:
+        above: The directory that contains the work directory.
+        name: The name of the work directory.
+        make: True to create the directory, False to open an existing one.
+
+    Attributes:
+        mine: True if this process holds the lock.
+        pid: The pid of the process that holds the lock.
+    """
 
     directory: Directory
 
     def __init__(self, above: Directory, name: str, *, make: bool = True) -> None:
         self.above, self.name = above, name
         self.mine, self.pid, self._file = False, "", Lock()
-        while not self._opens(make):
-            self.close()  # another process has removed it in the meantime
+        while not self._open(make):
+            self.close()  # another process has removed the directory: try again
 
-    def _opens(self, make: bool) -> bool:
-        """Opens and locks the directory if it is not locked; returns False if it was removed."""
+    def _open(self, make: bool) -> bool:
+        """Opens the directory, and locks it unless another process has locked it.
+
+        Returns False if another process has removed the directory during this call.
+        """
         made = False
         try:
             made = make and self.above.make(self.name, mode=0o700)
@@ -81,7 +94,7 @@ class Work:
                 raise
             free = self.directory.free_bytes
             with explain_errors(self.path / _OWNER, needed=_PID_BYTES, free=free):
-                if self._is_anothers():
+                if self._is_locked_elsewhere():
                     return True
                 if os.fstat(self._file.fd).st_nlink == 0:
                     return False
@@ -91,15 +104,15 @@ class Work:
         except BaseException:
             self.leave()
             with suppress(OSError, ShmBufferError):
-                if made:  # created but not locked, so no other process has written to it
+                if made:  # this process has created the directory, so the file is its own
                     self.above.unlink(f"{self.name}/{_OWNER}")
             with suppress(OSError, ShmBufferError):
                 if make:
-                    self.above.rmdir(self.name)  # succeeds only if it is empty
+                    self.above.rmdir(self.name)  # succeeds only if the directory is empty
             raise
 
-    def _is_anothers(self) -> bool:
-        """Tries to lock the directory; returns True if another process holds the lock."""
+    def _is_locked_elsewhere(self) -> bool:
+        """Tries to lock the directory. Returns True if another process holds the lock."""
         try:
             fcntl.flock(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -108,34 +121,38 @@ class Work:
         return False
 
     def _sign(self) -> None:
+        """Stores the pid of this process in `owner`, for messages of other processes."""
         self.pid = str(os.getpid())
         os.pwrite(self._file.fd, self.pid.ljust(_PID_BYTES).encode(), 0)
         _core.reached("save.owned")
 
     @property
     def path(self) -> Path:
-        """The path of the directory, for messages."""
+        """The path of the work directory, for messages."""
         return self.above.path / self.name
 
     @property
-    def way(self) -> Path:
-        """The path of the new directory in this process, which is immune to renames."""
+    def new_path(self) -> Path:
+        """The path of the directory that will be published, through the open descriptor.
+
+        The path is valid only in this process, and renames of directories above do not change it.
+        """
         return Path(f"/proc/self/fd/{self.directory.file.fd}/{NEW}")
 
     def make_new(self) -> None:
-        """Makes the empty directory that will be published."""
-        with self.named():
-            make_folder(self.way, exist_ok=False)
+        """Creates the directory that will be published."""
+        with self.real_paths_in_errors():
+            make_folder(self.new_path, exist_ok=False)
         _core.reached("save.new")
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Replaces paths of descriptors with real paths in errors of the block."""
+    def real_paths_in_errors(self) -> Iterator[None]:
+        """Replaces `new_path` by the real path in errors that the ``with`` block raises."""
 
         def named(text: Any) -> Any:
             if not isinstance(text, str | Path):
                 return text
-            return type(text)(str(text).replace(str(self.way), str(self.path / NEW)))
+            return type(text)(str(text).replace(str(self.new_path), str(self.path / NEW)))
 
         try:
             yield
@@ -151,9 +168,9 @@ class Work:
             raise
 
     def leave(self) -> None:
-        """Removes the directory, with the lock last.
+        """Removes the work directory, with the lock file last, and closes it.
 
-        If the process dies before the end, the next save removes the rest.
+        If the process dies before the end, the next save removes the remaining files.
         """
         with suppress(OSError, ShmBufferError):
             if self.mine:
@@ -161,50 +178,53 @@ class Work:
                 for name in (NEW, OLD):
                     remove_tree(self.directory, name)
                 _core.reached("save.emptied")
-                # Otherwise the next process that saves tries again.
+                # if a file could not be removed, the lock file stays for the next process
                 if not self.directory.exists(NEW):
                     self.directory.unlink(_OWNER)
                     self.above.rmdir(self.name)
         self.close()
 
     def _restore(self) -> None:
-        """Moves the earlier save back if its path is free."""
+        """Moves the earlier save back if the path of the save is free."""
         name = self.name.removesuffix(MARK).rpartition(".")[0].removeprefix(".")
         if self.directory.exists(OLD) and not self.above.exists(name):
             self.directory.rename(OLD, name, into=self.above)
 
     def close(self) -> None:
-        """Closes the directory, which releases the lock."""
+        """Closes the work directory, which releases the lock."""
         self.mine = False
         self._file.close()
         if hasattr(self, "directory"):
             self.directory.close()
 
 
-def shared_way(way: Path) -> Path:
-    """Returns the path under which other processes access a directory that `publish` yielded."""
-    return Path(os.readlink(way.parent)) / way.name
+def real_path(new_path: Path) -> Path:
+    """Returns the path by which other processes can access the directory that `publish` yields."""
+    return Path(os.readlink(new_path.parent)) / new_path.name
 
 
 def make_folder_of(path: Path) -> None:
-    """Makes the directory for a save.
+    """Creates the missing directories above the path of a save.
 
-    Within a work directory, only the process that saves there may create it. The outer save
-    contains this one and may already have ended.
+    A save can be part of another save, whose work directory then contains ``path``. Only the
+    process of the outer save creates directories there, and it may already have finished.
+
+    Raises:
+        BufferNotFoundError: The path is in a work directory that does not exist.
     """
     if not any(name.endswith(MARK) for name in path.parent.parts):
         make_folders(path.parent)
     elif not path.parent.is_dir():
         raise BufferNotFoundError(
-            f"{path.parent}: does not exist, because the save that it belongs to has ended, or "
-            "this machine does not see its directory; save again, to a directory that all nodes "
-            "see",
+            f"{path.parent}: does not exist, because the save that contains it has ended, or the "
+            "directory is not visible on this machine; save again, to a directory that is visible "
+            "on all nodes",
             path=path.parent,
         )
 
 
 def sweep(above: Directory, name: str) -> None:
-    """Removes this user's work directories for ``name`` whose owners are dead."""
+    """Removes this user's work directories for saves to ``above/name`` whose owners are dead."""
     pattern = re.compile(re.escape(f".{name}.") + ".*" + re.escape(MARK), re.DOTALL)
     with suppress(ReadOnlyError):  # raised if the directory may not be listed
         for each in above.listdir():
@@ -213,8 +233,8 @@ def sweep(above: Directory, name: str) -> None:
 
 
 def sweep_one(above: Directory, name: str) -> None:
-    """Removes a work directory of this user whose owner is dead."""
-    with suppress(OSError, ShmBufferError):  # it does not exist, or this user may not remove it
+    """Removes a work directory, if it belongs to this user and its owner is dead."""
+    with suppress(OSError, ShmBufferError):  # the directory is gone, or belongs to another user
         if above.exists(f"{name}/{_OWNER}"):
             Work(above, name, make=False).leave()
         else:
@@ -223,7 +243,7 @@ def sweep_one(above: Directory, name: str) -> None:
 
 @contextmanager
 def located(where: Path) -> Iterator[None]:
-    """Adds the path to an OSError; operations on a descriptor do not set it."""
+    """Adds a path to an OSError that has none, as operations on descriptors raise them."""
     try:
         yield
     except ShmBufferError:
@@ -237,7 +257,7 @@ def located(where: Path) -> Iterator[None]:
 
 
 def in_use(path: Path, pid: str = "") -> BufferInUseError:
-    """Returns the error for a directory to which the process ``pid`` is saving."""
+    """Returns the error for a path to which the process ``pid`` is saving; "" if unknown."""
     return BufferInUseError(
         f"{path}: process {pid or '?'} is saving to this directory; wait until it has finished, "
         "or save to another directory",

@@ -103,7 +103,7 @@ def test_a_list_of_files_removes_nothing_outside(path: Path, away: Path, name: s
     (path / MANIFEST).write_text(json.dumps(content))
     if name.startswith("lnk"):
         (path / "lnk").symlink_to(away)
-        with pytest.raises(BufferExistsError, match="lnk in it does not belong to a save"):
+        with pytest.raises(BufferExistsError, match="lnk in this directory does not"):
             save(path, {"d": "3"})
     else:
         save(path, {"d": "3"})

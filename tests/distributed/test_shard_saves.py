@@ -82,7 +82,7 @@ def test_a_save_replaces_the_previous_one_and_nothing_else(tmp_path: Path) -> No
         require_only_one_save(path, "precious")
     assert os.listdir(path.parent) == ["run"]
     (path / "storage" / "precious").write_text("mine")
-    with pytest.raises(BufferExistsError, match="precious in it does not belong to a save"):
+    with pytest.raises(BufferExistsError, match="precious in this directory does not"):
         save_shards(shards(NEW), path)
     assert loaded(path) == OLD
 
@@ -140,7 +140,7 @@ def test_a_keeper_that_answers_after_its_save_has_ended_saves_nothing(tmp_path: 
     late = []
     save_shards(shards(OLD, late.append), tmp_path)
     for path in late:
-        with pytest.raises(BufferNotFoundError, match="the save that it belongs to has ended"):
+        with pytest.raises(BufferNotFoundError, match="the save that contains it has ended"):
             shards(NEW)[0].whole("dumps", path)
     assert loaded(tmp_path) == OLD
     require_only_one_save(tmp_path)

@@ -189,10 +189,8 @@ def test_a_directory_with_anything_that_no_save_of_this_kind_made_is_refused_bef
     save(path, {"a": "1", "b/c": "2"})
     name = foreign(path)
     before, beside = tree(path), sorted(os.listdir(tmp_path))
-    says = (
-        rf"run: .*, but ({name}) in it does not belong to a save of a directory; move it away, or "
-    )
-    refused = pytest.raises(BufferExistsError, match=says + r"save .* Nothing was written")
+    says = rf"run: .*, but ({name}) in this directory does not belong to a save of a directory; "
+    refused = pytest.raises(BufferExistsError, match=says + r"move it .* Nothing was written")
     with refused, publish(path):
         pytest.fail("something is going to be written")
     assert tree(path) == before
@@ -202,7 +200,7 @@ def test_a_directory_with_anything_that_no_save_of_this_kind_made_is_refused_bef
 def test_a_file_that_comes_in_while_a_save_is_written_stays(tmp_path: Path, exchange: bool) -> None:
     path = tmp_path / "run"
     save(path, {"a": "1"})
-    with pytest.raises(BufferExistsError, match="notes in it does not belong to a save"):
+    with pytest.raises(BufferExistsError, match="notes in this directory does not"):
         save_late(path)
     assert tree(path) == {"a": "1", "notes": "mine"}
     assert os.listdir(tmp_path) == ["run"]
@@ -228,7 +226,8 @@ def test_a_file_that_comes_in_while_the_save_is_replaced_stays(
 
 @needs_root
 @pytest.mark.parametrize(
-    ("mount", "says"), [("", "run: is a mount point"), ("b", "run: .* but b in it does not belong")]
+    ("mount", "says"),
+    [("", "run: is a mount point"), ("b", "run: .* but b in this directory does not belong")],
 )
 def test_a_mount_point_is_refused(tmp_path: Path, mount: str, says: str) -> None:
     """By a real mount, in a mount namespace that ends with the child."""

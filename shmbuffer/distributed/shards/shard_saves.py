@@ -31,7 +31,7 @@ from shmbuffer.saves.publication import publish, settle
 from shmbuffer.saves.safe_files import make_folders, require_plain, temporary_folder
 from shmbuffer.saves.saved_parts import is_saved
 from shmbuffer.saves.values import damaged, read_json, reading, write_json
-from shmbuffer.saves.work_directory import shared_way
+from shmbuffer.saves.work_directory import real_path
 
 LIST = "shards.json"
 _RENEW_S = 2.0  # maximum time in seconds between two extensions of a pause
@@ -69,7 +69,7 @@ def save_shards(
     with Directory.open(target, allow_unsafe_fs=True):
         pass  # checks that no other user can replace the directory, which keepers open by name
     with publish(target / "storage", "sharded buffer") as directory:
-        place = shared_way(directory)  # ``directory`` is a path that only this process can use
+        place = real_path(directory)  # ``directory`` is valid only in this process
         if consistent:
             with Gate(members) as gate:
                 _save_at_once(written, place, gate)

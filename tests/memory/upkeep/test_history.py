@@ -122,7 +122,7 @@ def test_an_event_of_another_version_is_read_as_far_as_it_is_known() -> None:
     rows["kind"] = (EventKind.LEFT, 77, EventKind.JOINED)
     rows["role"] = (99, 1, 1)
     rows["name"] = (b"c\xff", b"", b"")
-    left, _joined = history.events_of(rows)
+    left, _joined = history.parse_events(rows)
     assert (left.role, left.name) == ("unknown 99", "c\N{REPLACEMENT CHARACTER}")
 
 
@@ -391,7 +391,7 @@ def test_a_trap_in_its_place_catches_nobody(
     assert victim.read_bytes() == b"precious"
     report = check(path_of(engine))
     assert report.ok
-    assert any("there is no history" in note for note in report.notes)
+    assert any("the history cannot be read" in note for note in report.notes)
 
 
 def test_of_a_later_version_the_fields_are_read_by_name(
@@ -427,7 +427,7 @@ def test_a_copied_directory_has_the_old_history_until_it_has_one_of_its_own(
         assert read(copied).uuid == engine.superblock.uuid
         recorder = recorder_of(copied)
         assert recorder.reason is not None
-        assert "another buffer" in recorder.reason
+        assert "this buffer was copied" in recorder.reason
         recorder.close()
         assert read(copied).uuid == copied.superblock.uuid
     assert read(engine).fine["length"].tolist() == [1, 2, 3]
