@@ -1,14 +1,14 @@
 """The base class of storages, samplers and writers that can be saved: `Checkpoints`.
 
 A buffer saves one snapshot of its parts into ``storage/``, ``sampler/`` and ``writer/``, in
-TorchRL's layout. Each part can also be saved alone. Data that do not fit into TorchRL's files are
-in additional files (``shmbuffer.*``). The key ``"shmbuffer"`` in TorchRL's JSON files refers to
-them. If TorchRL saves to the same path later, it rewrites the JSON without that key, and the
-additional files are ignored.
+TorchRL's layout. Each part can also be saved alone. Data that TorchRL's files cannot contain are in
+additional files (``shmbuffer.*``), to which the key ``"shmbuffer"`` in TorchRL's JSON files refers.
+If TorchRL saves to the same path later, it rewrites the JSON without this key, and the additional
+files are ignored.
 
-A part implements its state once: `state_dict`, or `_saved` if the save has an earlier snapshot.
-Saves of this package contain that state as plain values. `PartFiles` converts it to TorchRL's files
-and back.
+A part defines its state in `state_dict`, or in `_saved` if the state depends on the snapshot of the
+storage. Saves of this package contain the state as plain values. `PartFiles` converts the state to
+TorchRL's files and back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OURS = f"{__name__.partition('.')[0]}."
 
 
 class Loaded(NamedTuple):
-    """The result of loading a storage, for the sampler and the writer of the same buffer."""
+    """Describes a storage that was loaded, for the sampler and the writer of the same buffer."""
 
     slots: int = 0
     """Capacity of the saved storage in slots."""
@@ -41,26 +41,26 @@ class Loaded(NamedTuple):
     shift: int = 0
     """An item that was saved in slot i is now in slot ``(i - shift) % slots``."""
     in_place: bool = False
-    """True if the storage opened its own files, which have cursor, counts and priorities."""
+    """True if the storage opened its own files, which contain cursor, counts and priorities."""
     same_tickets: bool = False
-    """True if the items and the ring have the same tickets as at the time of the save."""
+    """True if the items have the same tickets as before the save, and the ring the same head."""
     moment: ItemSnapshot | None = None
-    """The slots as they were saved. Priorities in it take precedence over those in files."""
+    """The snapshot in the save. Its priorities take precedence over those in other files."""
 
     def places(self, elements: Any) -> Any:
-        """Returns the new indices of elements, given their indices in the saved storage."""
+        """Converts indices of elements in the saved storage to indices in the loaded storage."""
         if not self.shift:
             return elements
         return (elements - self.shift * self.width) % (self.slots * self.width)
 
 
 class PartFiles(NamedTuple):
-    """The files in which TorchRL stores the state of a part."""
+    """Functions that write and read the state of a part in TorchRL's files."""
 
     write: Callable[[Path, Any, Any, Any], None]
-    """Called with a directory, the part, the state of `_saved`, and the snapshot."""
+    """Writes a state. Called with the directory, the part, the state, and the snapshot."""
     read: Callable[[Path, Any], Any]
-    """Reads such a state from a directory, for a part."""
+    """Reads and returns a state. Called with the directory and the part."""
 
 
 _STATE = "shmbuffer.state"
@@ -77,11 +77,11 @@ def _read_state(directory: Path, part: Any) -> Any:
 
 
 OWN_FILES = PartFiles(_write_state, _read_state)
-"""Files with the state as plain values, for a part for which TorchRL has no files."""
+"""Stores the state as plain values, for parts for which TorchRL defines no files."""
 
 
 class Saves:
-    """TorchRL's other names for ``dumps`` and ``loads``, which a subclass may have overridden."""
+    """TorchRL's aliases for ``dumps`` and ``loads``, which also call overridden methods."""
 
     def dump(
         self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None, **more: Any
@@ -105,9 +105,10 @@ class Saves:
 class Checkpoints(Saves):
     """A part of a buffer that can be saved and loaded alone.
 
-    A custom part is saved by its ``state_dict`` if that contains only tensors, text, numbers and
-    containers of these. If it has its own ``dumps`` and ``loads``, they are called with a
-    directory. The path passed to ``dumps`` is valid only in this process and during the call.
+    A custom part is saved with its ``state_dict`` if the state contains only tensors, text, numbers
+    and containers of these. If the part defines ``dumps`` and ``loads``, these methods are called
+    with a directory instead. The path that ``dumps`` receives is valid only in this process and
+    during the call.
     """
 
     def dumps(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
@@ -116,15 +117,15 @@ class Checkpoints(Saves):
         After a crash, the directory contains either the earlier save or the new one.
 
         Args:
-            path: the directory, which is created if necessary.
-            on_progress: function that is called with a `ProgressReport` several times a second. If
-                it raises an error, so does this call, and the earlier save is kept.
+            path: The directory, which is created if necessary.
+            on_progress: Function that is called with a `ProgressReport` several times a second. If
+                it raises an error, this call raises the error too, and keeps the earlier save.
 
         Raises:
-            TypeError: the state contains an object that could only be pickled.
-            BufferExistsError: the directory is the scratch directory of a buffer, or has files that
+            TypeError: The state contains an object that could only be pickled.
+            BufferExistsError: The directory is the scratch directory of a buffer, or has files that
                 are not part of a save. Nothing was written.
-            OSError: there is no space, or permission is denied. The earlier save is kept.
+            OSError: There is not enough space, or permission is denied. The earlier save is kept.
         """
         with report_to(on_progress):
             if self._has_files_in(Path(path)):
@@ -135,50 +136,57 @@ class Checkpoints(Saves):
                 self._dump(directory, None)
 
     def loads(self, path: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> None:
-        """Replaces the contents with a save by `dumps`, from this library or from TorchRL.
+        """Replaces the contents of this part with a save by `dumps` of this library or of TorchRL.
 
         Args:
-            path: the directory.
-            on_progress: see `dumps`. If it raises an error, either nothing was changed, or a note
-                on the exception says that the buffer is now empty.
+            path: The directory.
+            on_progress: As for `dumps`. If the function raises an error, either nothing was
+                changed, or a note on the exception says that the buffer is now empty.
 
         Raises:
-            FileNotFoundError: the directory contains no save.
-            CorruptBufferError: the files are damaged.
+            FileNotFoundError: The directory contains no save.
+            CorruptBufferError: The files are damaged.
         """
         settle(path)
         with report_to(on_progress):
             self._apply(self._read(Path(path)), None)
 
     _kind = "part"
-    """The name of the kind of part in the list of files of a save."""
+    """The kind of the part, as recorded in the manifest of a save."""
     _state_keys: tuple[str, ...] = ()
-    """The keys that `load_state_dict` requires."""
+    """The keys of the state that `load_state_dict` requires."""
     _torchrl_files = OWN_FILES
 
     def _dump(self, directory: Path, moment: Any) -> Any:
-        """Writes TorchRL's files into ``directory``; a storage on a ring returns the snapshot."""
+        """Writes the part into a directory, in TorchRL's layout.
+
+        ``moment`` is the snapshot of the storage in the same save, or None. A storage on a ring
+        returns its snapshot.
+        """
         self._torchrl_files.write(directory, self, self._saved(moment, directory), moment)
 
     def _saved(self, moment: Any, folder: Path) -> Any:
-        """Returns the state in a snapshot as plain values; the current state if ``moment`` is None.
+        """Returns the state as plain values.
 
-        Custom members that have a method ``dumps`` write below ``folder``.
+        Args:
+            moment: The snapshot of the storage to which the state must belong. None: the current
+                state.
+            folder: The directory below which custom members with a method ``dumps`` write.
         """
         return self.state_dict() or None  # type: ignore[attr-defined] # every part has it
 
     def _of_saved(self, saved: Any, folder: Path) -> Any:
-        """Converts the result of `_saved` to the state for `_apply`. The part does not change yet.
+        """Converts a result of `_saved` to the argument of `_apply`, without changing the part.
 
         Raises:
-            FileNotFoundError: the save is of another kind of part.
+            FileNotFoundError: The save has the state of another class of part.
         """
         if set(self._state_keys).difference(saved if isinstance(saved, dict) else ()):
             raise FileNotFoundError(f"{folder}: {missing_part(self._kind)}")
         return saved
 
     def _has_files_in(self, path: Path) -> bool:
-        """True for a storage whose scratch directory is ``path``."""
+        """True if this part is a storage whose scratch directory is ``path``."""
         return False
 
     def _flush_in_place(self, path: Path) -> None:
@@ -186,17 +194,23 @@ class Checkpoints(Saves):
         raise NotImplementedError(type(self).__name__)
 
     def _read(self, directory: Path) -> Any:
-        """Reads a state of `_dump` or TorchRL for `_apply`. The part does not change yet."""
+        """Reads the files of `_dump` or of TorchRL, without changing the part.
+
+        Returns the argument of `_apply`.
+        """
         return self._torchrl_files.read(directory, self)
 
     def _apply(self, saved: Any, loaded: Any) -> Any:
-        """Applies a state of `_read`. A storage returns `Loaded` or None for the other parts."""
+        """Changes the part to a state that `_read` returned.
+
+        ``loaded`` is the `Loaded` that the storage of the same buffer has returned, or None.
+        """
         if saved is not None:
             self.load_state_dict(saved)  # type: ignore[attr-defined] # every part has it
 
 
 def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
-    """Saves a part of a buffer with its own ``dumps`` if it has one, otherwise with `_dump`."""
+    """Saves a part of a buffer: with ``dumps`` of a user's class, or with `_dump`."""
     if has_its_own(part, "dumps"):
         make_folder(directory)
         return part.dumps(directory)
@@ -204,17 +218,21 @@ def dump_part(part: Any, directory: Path, moment: Any = None) -> Any:
 
 
 def read_part(part: Any, directory: Path) -> Any:
-    """Reads the state of a part for `apply_part`. The part does not change yet."""
+    """Reads the state of a part for `apply_part`, without changing the part."""
     return directory if has_its_own(part, "loads") else part._read(directory)
 
 
 def apply_part(part: Any, saved: Any, loaded: Any = None) -> Any:
-    """Loads a part of a buffer with its own ``loads`` if it has one, otherwise with `_apply`."""
+    """Loads a part of a buffer: with ``loads`` of a user's class, or with `_apply`."""
     return part.loads(saved) if has_its_own(part, "loads") else part._apply(saved, loaded)
 
 
 def save_part(part: Any, folder: Path, moment: Any) -> Any:
-    """Saves a part next to the snapshot of a ring: returns plain values, or writes a folder."""
+    """Saves a part in a save that contains the snapshot of a ring.
+
+    Returns the state as plain values. A user's class with ``dumps`` writes into ``folder`` instead,
+    and the result is None.
+    """
     if not has_its_own(part, "dumps"):
         return part._saved(moment, folder)
     make_folder(folder)
@@ -223,12 +241,15 @@ def save_part(part: Any, folder: Path, moment: Any) -> Any:
 
 
 def saved_part(part: Any, saved: Any, folder: Path) -> Any:
-    """Returns the argument of `apply_part` for a result of `save_part`."""
+    """Converts a result of `save_part` to the argument of `apply_part`."""
     return folder if has_its_own(part, "loads") else part._of_saved(saved, folder)
 
 
 def export_storage(storage: Any, folder: Path) -> Any:
-    """Writes a storage in TorchRL's layout if its checkpointer can; returns the snapshot."""
+    """Writes a storage into a directory, in TorchRL's layout if its checkpointer supports it.
+
+    Returns the snapshot that was written.
+    """
     write = getattr(storage.checkpointer, "_export", None)
     if write is None or has_its_own(storage, "dumps"):
         return dump_part(storage, folder)
@@ -237,19 +258,19 @@ def export_storage(storage: Any, folder: Path) -> Any:
 
 
 def has_its_own(part: Any, name: str) -> bool:
-    """True if the method belongs to a class that the user defined."""
+    """True if a class that the user defined implements the method ``name`` of a part."""
     module: str = getattr(type(part), name).__module__
     return not module.startswith(_OURS)
 
 
 def require_no_buffer(path: Path) -> None:
-    """Raises BufferExistsError if ``path`` is the directory of a live buffer."""
+    """Raises BufferExistsError if a directory is that of a live buffer, or of a damaged buffer."""
     if not (path / CONTROL).exists():
         return
     try:
         if is_save(path):
             return
-        found = "is the scratch directory of a buffer, whose files cannot be saved over"
+        found = "is the scratch directory of a buffer, which a save cannot replace"
     except (CorruptBufferError, FormatError) as error:
-        found = f"contains a damaged buffer or save ({error}), which is not replaced"
+        found = f"contains a damaged buffer or save ({error}), which a save does not replace"
     raise BufferExistsError(f"{path}: {found}; save to another directory", path=str(path))

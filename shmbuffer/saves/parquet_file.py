@@ -1,13 +1,13 @@
 """Stores items in a Parquet file: one column per leaf, one row group per batch, no copies.
 
-    next.obs   float32[17]      fixed_size_list<float>[17]: the numbers of all rows, one by one
+    next.obs   float32[17]      fixed_size_list<float>[17]: 17 numbers per row
     frame      uint8[64, 64]    fixed_size_binary[4096]: bytes, which Parquet stores unchanged
     reward     float32[1]       float: one number per row
-    shmbuffer                   under this key of the file: dtypes, shapes, and the form of an item
+    shmbuffer                   key in the metadata: dtypes, shapes, and the structure of an item
 
-Arrow receives the memory of a batch without a copy, and a batch is created over Arrow's memory.
-`parquet_columns` implements both. Dots in column names of other programs separate nested keys. A
-folder of part files is one data set.
+A batch is written from its own memory and read into Arrow's memory, in both cases without a copy;
+see `parquet_columns`. In files of other programs, dots in the names of columns separate nested
+keys. A folder of part files is one data set.
 """
 
 from __future__ import annotations
@@ -51,32 +51,42 @@ from shmbuffer.tensors.form.tensor_kit import TENSORS
 
 _KEY = b"shmbuffer"
 _BATCH_BYTES = 2**26
-"""Number of bytes of rows that are read or written at once."""
+"""Maximum number of bytes in a batch of rows that is read or written."""
 
 
 def write(storage: Any, path: str | os.PathLike[str], compression: str) -> int:
-    """Writes all items, oldest first, for `ReplayBuffer.to_parquet`."""
+    """Writes all items of a storage to a new file, oldest first; see `ReplayBuffer.to_parquet`.
+
+    Returns the number of items.
+    """
     arrow()
     return write_rows(rows_of(storage, path), Path(path), compression)
 
 
 def write_rows(rows: Rows, path: Path, compression: str) -> int:
-    """Writes all rows into a file that appears atomically; returns their number."""
+    """Writes all rows, oldest first, to a file that appears atomically when it is complete.
+
+    Returns the number of rows.
+    """
     pa, pq = arrow()
     columns = [Column(leaf, rows.lanes) for leaf in rows.leaves.leaves]
-    require_file_names([one.leaf.path for one in columns], f"{path}: leaf")
+    require_file_names([column.leaf.path for column in columns], f"{path}: leaf")
     form = {
         "format": 1,
         "structure": rows.leaves.node.to_json(),
         "leaves": [leaf.to_json() for leaf in rows.leaves.leaves],
         "lanes": list(rows.lanes),
     }
-    fields = [pa.field(one.leaf.name, one.type(pa), nullable=False) for one in columns if one.count]
+    fields = [
+        pa.field(column.leaf.name, column.type(pa), nullable=False)
+        for column in columns
+        if column.count
+    ]
     names = [field.name for field in fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SchemaMismatchError(
-            f"{path}: several entries would have the column name {twice[0]!r}, as ('a', 'b') and "
-            "'a.b' do; rename one, or save with dumps(). Nothing was written",
+            f"{path}: several entries would have the column name {twice[0]!r}, like ('a', 'b') and "
+            "'a.b'; rename one of these entries, or save with dumps(). Nothing was written",
             leaf=twice[0],
         )
     schema = pa.schema(fields, metadata={_KEY: json.dumps(form).encode()})
@@ -90,9 +100,9 @@ def write_rows(rows: Rows, path: Path, compression: str) -> int:
     ):
         for tensors in in_order_of_age(rows):
             arrays = [
-                one.array(pa, tensor)
-                for one, tensor in zip(columns, tensors, strict=True)
-                if one.count
+                column.array(pa, tensor)
+                for column, tensor in zip(columns, tensors, strict=True)
+                if column.count
             ]
             count += len(tensors[0])
             file.write_batch(pa.record_batch(arrays, schema=schema), row_group_size=2**30)
@@ -101,9 +111,9 @@ def write_rows(rows: Rows, path: Path, compression: str) -> int:
 
 @contextmanager
 def errors_located(path: Path) -> Iterator[None]:
-    """Adds the path to an OSError without one, and the cause to an error of a library.
+    """Adds a path to an OSError that has none, and the error number to an OSError of a library.
 
-    For example, Arrow only says "error closing file".
+    For example, Arrow raises an OSError with only the text "error closing file".
     """
     try:
         with located(path):
@@ -116,36 +126,39 @@ def errors_located(path: Path) -> Iterator[None]:
 
 
 def rows_of(storage: Any, path: str | os.PathLike[str]) -> Rows:
-    """Returns the rows of a storage; raises TypeError if it has no columns for ``path``."""
+    """Returns the rows of a storage that is exported to ``path``.
+
+    Raises TypeError if the items are not tensors with the same structure.
+    """
     rows: Rows | None = storage.mover() if isinstance(storage, TensorStorage) else None
     if rows is None or rows.leaves.objects:
         raise TypeError(
-            f"{path}: columns need tensors of one form, but the items of this "
-            f"{type(storage).__name__} differ; save it with dumps()"
+            f"{path}: only tensors with the same structure in every item can be stored in columns, "
+            f"but this {type(storage).__name__} has other items; save it with dumps()"
         )
     return rows
 
 
 class _Items(NamedTuple):
-    """The form of the items in a file."""
+    """The leaves and the structure of the items in a file."""
 
     leaves: tuple[Leaf, ...]
-    form: dict[str, Any]  # tree over the leaves, as JSON
+    form: dict[str, Any]  # the structure over the leaves, as JSON
     lanes: tuple[int, ...]
 
 
 class File:
-    """Items in the columns of a Parquet file, or of a folder of part files.
+    """The items in a Parquet file, or in a folder of part files.
 
     Args:
-        path: the file, or a folder whose ``*.parquet`` files are one data set. Subfolders are
-            included. The files are ordered by name, and numbers in names are compared as numbers.
-        rename: new names for columns of another program, by their names in the file.
+        path: The file, or a folder whose ``*.parquet`` files are one data set, including those in
+            subfolders. The files are ordered by name, and numbers in names are compared as numbers.
+        rename: The new names of columns of another program, by their names in the file.
 
     Raises:
-        FileNotFoundError: the file does not exist, or the folder contains no part file.
-        FormatError: a file is not a Parquet file.
-        SchemaMismatchError: a column contains neither numbers nor lists of numbers, has a name that
+        FileNotFoundError: The file does not exist, or the folder contains no part file.
+        FormatError: A file is not a Parquet file.
+        SchemaMismatchError: A column contains neither numbers nor lists of numbers, has a name that
             an item cannot have, or differs between part files.
         ValueError: ``rename`` contains a column that does not exist.
     """
@@ -158,7 +171,8 @@ class File:
         self.files = part_files(path)
         self.rows = 0
         schemas = []
-        # Lists of other programs have a length in each row. The first row defines the length.
+        # In files of other programs, each row of a list column has its own length. The length in
+        # the first row must then be that of all rows.
         lengths: dict[str, list[int]] = {}
         for file in self.files:
             part = _open(file)
@@ -172,8 +186,8 @@ class File:
             if other != items:
                 why = difference_of(items.leaves, other.leaves, self.files[0].name, "this file")
                 raise SchemaMismatchError(
-                    f"{file}: {why or 'its items have another form'}; the part files of a data set "
-                    "have the same columns. Convert this file, or move it away"
+                    f"{file}: {why or 'its items have another structure'}; all part files of a "
+                    "data set must have the same columns. Convert this file, or move it away"
                 )
         self.lanes = items.lanes
         self._leaves = Leaves(
@@ -183,7 +197,10 @@ class File:
         self.chunk = _chunk(self._columns)
 
     def batches(self, rows: int) -> Iterator[Any]:
-        """Yields the items in order, in batches over the memory that was read."""
+        """Yields all items in the order of the file, in batches of at most ``rows`` items.
+
+        The tensors of a batch use Arrow's memory, without a copy.
+        """
         pa, _ = arrow()
         for file in self.files:
             first = 0
@@ -193,19 +210,27 @@ class File:
                     self._rename.get(name, name): table[name].combine_chunks()
                     for name in table.column_names
                 }
-                tensors = [one.tensor(file, arrays, len(batch), first) for one in self._columns]
+                tensors = [
+                    column.tensor(file, arrays, len(batch), first) for column in self._columns
+                ]
                 yield self._leaves.build(tensors, (len(batch), *self.lanes))
                 first += len(batch)
 
     def _items_of(self, file: Path, schema: Any, lengths: dict[str, list[int]]) -> _Items:
-        """Returns the form of the items in a file."""
+        """Returns the leaves and the structure of the items in a file.
+
+        Args:
+            file: The file, for messages.
+            schema: The Arrow schema of the file.
+            lengths: The lengths of the lists in each column, from the first row of the data set.
+        """
         what = f"{file}: column"
         form = (schema.metadata or {}).get(_KEY)
         if form is not None:
             if self._rename:
                 raise ValueError(
-                    f"{file}: was written by to_parquet, so its columns cannot be renamed; leave "
-                    "rename= out"
+                    f"{file}: was written by to_parquet(), so its columns cannot be renamed; do "
+                    "not pass rename="
                 )
             with reading(file):
                 known = json.loads(form)
@@ -218,31 +243,34 @@ class File:
                 require_file_names(paths, what)
                 return _Items(leaves, node.to_json(), lanes)
         columns = list(flattened(schema.empty_table()).schema)
-        if unknown := self._rename.keys() - {one.name for one in columns}:
+        if unknown := self._rename.keys() - {column.name for column in columns}:
             raise ValueError(
                 f"{file}: rename= contains the column {min(unknown)!r}, but the file has "
-                f"{', '.join(repr(one.name) for one in columns)}; correct the name"
+                f"{', '.join(repr(column.name) for column in columns)}; correct the name"
             )
-        names = [self._rename.get(one.name, one.name) for one in columns]
+        names = [self._rename.get(column.name, column.name) for column in columns]
         for name in names:
             if (root := path_of(name)[0]) in OWN_KEYS:
                 raise SchemaMismatchError(
-                    f"{what} {name!r}: a sample already has an entry {root!r} of its own, which "
-                    "would replace the column; load it under another name, with "
+                    f"{what} {name!r}: a sample already has an entry {root!r}, which would replace "
+                    "the column; load the column under another name, with "
                     f"rename={{{name!r}: 'stored_{name.lstrip('_')}'}}",
                     leaf=name,
                 )
         require_file_names(map(path_of, names), what)
         by_path = {
-            path_of(name): leaf_of(file, one, path_of(name), lengths.get(one.name, []))
-            for name, one in zip(names, columns, strict=True)
+            path_of(name): leaf_of(file, column, path_of(name), lengths.get(column.name, []))
+            for name, column in zip(names, columns, strict=True)
         }
         node = tensor_structure.of_schema({"kind": "tensordict"}, list(by_path), str(file))
         return _Items(tuple(by_path[key] for key in node.paths()), node.to_json(), ())
 
 
 def part_files(path: Path) -> list[Path]:
-    """Returns a Parquet file, or the ordered part files of a folder; rejects links and FIFOs."""
+    """Returns the path of a Parquet file, or the sorted paths of the part files in a folder.
+
+    Raises UnsafePathError for links and FIFOs.
+    """
     if not path.is_dir():
         path = resolve_path(path)
         if not path.exists():
@@ -253,12 +281,12 @@ def part_files(path: Path) -> list[Path]:
     for file in path.rglob("*.parquet"):
         below = file.relative_to(path)
         if any(name.startswith((".", "_")) for name in below.parts) or file.is_dir():
-            continue  # an incomplete file or a list of files, by the convention of Spark and Dask
+            continue  # by the convention of Spark and Dask, an incomplete file or a list of files
         if partition := next((name for name in below.parts[:-1] if "=" in name), None):
             raise SchemaMismatchError(
-                f"{path}: the name of the folder {partition!r} of its part files is the value of a "
-                "column that the files do not contain; write the column into the files, or load "
-                "each of these folders separately"
+                f"{path}: the name of the subfolder {partition!r} is the value of a column that "
+                "the part files do not contain; write the column into the files, or load each "
+                "subfolder separately"
             )
         require_plain(file)
         files.append(file)
@@ -266,11 +294,11 @@ def part_files(path: Path) -> list[Path]:
         raise FileNotFoundError(
             f"{path}: there is no file *.parquet in this folder; check the path"
         )
-    return sorted(files, key=_order_of)
+    return sorted(files, key=_sort_key)
 
 
-def _order_of(file: Path) -> list[tuple[bool, int, str]]:
-    """Returns a sort key that puts ``part.10`` after ``part.2``."""
+def _sort_key(file: Path) -> list[tuple[bool, int, str]]:
+    """Returns a sort key by which ``part.10`` comes after ``part.2``."""
     return [
         (is_number(text), int(text) if is_number(text) else 0, text)
         for text in re.split("([0-9]+)", str(file))
@@ -286,11 +314,15 @@ def _open(path: Path) -> Any:
 
 
 def _chunk(columns: list[Column]) -> int:
-    return max(1, min(2**17, _BATCH_BYTES // max(1, sum(one.nbytes for one in columns))))
+    """Returns the number of rows in a batch, so that it has at most `_BATCH_BYTES` bytes."""
+    return max(1, min(2**17, _BATCH_BYTES // max(1, sum(column.nbytes for column in columns))))
 
 
 def in_order_of_age(rows: Rows) -> Iterator[list[torch.Tensor]]:
-    """Yields all items ``[n, ...]``, validated, without those overwritten in the meantime."""
+    """Yields batches of all items, oldest first, each as one tensor ``[n, ...]`` per leaf.
+
+    Items that other processes overwrite before they are read are skipped.
+    """
     chunk = _chunk([Column(leaf, rows.lanes) for leaf in rows.leaves.leaves])
     ring, width = rows.ring, rows.ring.width
     slots = ring.live.committed_slots()

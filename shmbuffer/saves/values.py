@@ -1,8 +1,9 @@
 """Reads and writes JSON and Python values in the files of a save, without pickle.
 
-``docs/format/saves.md`` describes the format. Any object that JSON and chunks cannot represent is
-rejected unless pickle is allowed. With pickle, its bytes are stored among the chunks, and loading
-them runs code from the file.
+``docs/format/saves.md`` describes the format: lines of JSON, and a file of chunks, which are the
+bytes of tensors and arrays. An object that cannot be represented in this way is rejected unless
+pickle is allowed. With pickle, its bytes are stored among the chunks, and loading them runs code
+from the file.
 """
 
 from __future__ import annotations
@@ -41,31 +42,31 @@ from shmbuffer.tensors.form.tensors import bytes_of, dtype_name, torch_dtype
 OURS = "shmbuffer"
 """The key of this package in TorchRL's JSON files."""
 FORMAT = 1
-"""The version of the format, under that key."""
+"""The version of the format of the value under the key `OURS`."""
 
 _PLAIN = (bool, int, float, str, type(None))  # types that JSON supports
-# Values that JSON lacks: their names in a file, and the conversions in both directions.
-_WORDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+# Types that JSON does not support: the name in a file, and the conversions to JSON and back.
+_NAMED_TYPES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     "size": (torch.Size, list, torch.Size),
     "dtype": (torch.dtype, dtype_name, torch_dtype),
     "device": (torch.device, str, torch.device),
 }
-# Errors that invalid values cause when they are read. NumPy parses the header of a file as Python
+# Errors that are raised when damaged values are read. NumPy parses the header of a file as Python
 # code, and torch raises RuntimeError for invalid data.
-_DAMAGES = (
+_DAMAGE_ERRORS = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError),
     *(EOFError, StopIteration, MemoryError, SyntaxError, TokenError, FileNotFoundError),
 )
 
 
 class ValueRefusedError(ValueError):
-    """Raised if a value of an undamaged file is rejected, for example a pickled one."""
+    """Raised if a value is rejected although the file is not damaged, such as a pickled object."""
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Converts errors caused by damaged values to a CorruptBufferError that names the file."""
+    """Converts the errors that damaged values cause to a CorruptBufferError that names the file."""
     try:
         yield
     except ValueRefusedError:
@@ -74,15 +75,17 @@ def reading(file: Path) -> Iterator[None]:
         if str(file.parent) in error.message:
             raise
         raise type(error)(f"{file}: {error.message}", **error.parts) from error
-    except _DAMAGES as error:
+    except _DAMAGE_ERRORS as error:
         raise damaged(file, f"cannot be read ({error!r:.200})") from error
 
 
 def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
-    """Returns the value of this package's key in a JSON file; None if the last writer had none.
+    """Returns the value of this package's key in a JSON file of TorchRL.
+
+    Returns None if TorchRL itself has written the file.
 
     Raises:
-        IncompatibleVersionError: the save has another format.
+        IncompatibleVersionError: The save has another format version.
     """
     found: dict[str, Any] | None = content.get(OURS)
     if found is not None and found["format"] != FORMAT:
@@ -94,7 +97,13 @@ def find_ours(content: dict[str, Any], file: Path) -> dict[str, Any] | None:
 
 
 def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
-    """Returns the error for a damaged file or directory of a save."""
+    """Returns the error for a damaged file or directory of a save.
+
+    Args:
+        file: The path.
+        why: The damage, as the rest of a sentence that begins with the path.
+        parts: Additional attributes of the error.
+    """
     return CorruptBufferError(
         f"{file}: {why}; use another copy of the checkpoint", path=str(file), **parts
     )
@@ -104,7 +113,10 @@ def damaged(file: Path | str, why: str, **parts: Any) -> CorruptBufferError:
 
 
 def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> Any:
-    """Reads a JSON file with a value of type ``kind``; ``missing`` completes the error message."""
+    """Reads a JSON file that contains a value of the type ``kind``.
+
+    ``missing`` is the end of the message if the file does not exist.
+    """
     try:
         found = json.loads(read_file(file))
     except FileNotFoundError as error:
@@ -114,12 +126,12 @@ def read_json(file: Path, kind: type = dict, *, missing: str | None = None) -> A
     except (ValueError, RecursionError) as error:
         raise damaged(file, f"is not valid JSON ({error})") from error
     if not isinstance(found, kind):
-        raise damaged(file, f"contains {found!r:.40}, not a {kind.__name__}")
+        raise damaged(file, f"must contain a {kind.__name__}, got {found!r:.40}")
     return found
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file, with NumPy's scalars as numbers."""
+    """Writes a JSON file. Scalars of NumPy are written as numbers."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, (np.integer, np.floating)):
@@ -133,18 +145,22 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 class Parts:
-    """The objects and the chunks of a value, and the form that combines them.
+    """The objects and the chunks of a value, and the structure that combines them.
+
+    Args:
+        value: The value.
+        cpu_only: If True, tensors must be on the CPU.
 
     Raises:
-        TypeError: ``cpu_only`` is set and a tensor is on another device.
+        TypeError: ``cpu_only`` is True, and a tensor is on another device.
     """
 
     def __init__(self, value: Any, *, cpu_only: bool = False) -> None:
         self._cpu_only = cpu_only
         self.objects: list[Any] = []
-        """All objects except tensors, arrays and bytes, in the order of the form."""
+        """All objects except tensors, arrays and bytes, in the order of ``form``."""
         self.chunks: list[bytes | memoryview] = []
-        """The bytes of tensors and arrays, in the order of the form."""
+        """The bytes of tensors and arrays, in the order of ``form``."""
         self.form = self._form_of(value)
         """The structure of the value, as JSON."""
 
@@ -162,7 +178,7 @@ class Parts:
         if take is None:
             return self._object(value)
         kind, batch, about, keys, parts = take(value)
-        # A key that JSON lacks becomes an object that precedes those of its value.
+        # a key that JSON does not support is stored as an object before the objects of its value
         forms = [
             (self._key(key) if kind in DICTS else key, self._form_of(part))
             for key, part in zip(names_of(keys), parts, strict=True)
@@ -183,13 +199,13 @@ class Parts:
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
             return self._object(tensor)
         if self._cpu_only and tensor.device.type != "cpu":
-            raise TypeError(f"a tensor is on {tensor.device}")
+            raise TypeError(f"tensors must be on the CPU, got a tensor on {tensor.device}")
         self.chunks.append(bytes_of(tensor.as_subclass(torch.Tensor)))
         return ["tensor", dtype_name(tensor.dtype), list(tensor.shape), "cpu"]
 
 
 class _Builder:
-    """Creates a value from its objects and chunks."""
+    """Builds a value from its structure, objects and chunks; the inverse of `Parts`."""
 
     def __init__(self, objects: Iterable[Any], chunks: Iterable[bytearray]) -> None:
         self._objects = iter(objects)
@@ -224,10 +240,10 @@ class _Builder:
         if node.kind == "tensordict" and node.about[0] is not None:
             node.about[0] = cpu.DEVICE
         found = []
-        for at, one in enumerate(node.parts):
+        for at, part in enumerate(node.parts):
             if node.kind in DICTS:
                 node.keys[at] = self._key(node.keys[at])
-            found.append(self.value(one))
+            found.append(self.value(part))
         return make_containers(node, [tuple(found)], [torch.Size(node.batch)], TensorDict)[0]
 
     def _key(self, key: Any) -> Any:
@@ -236,17 +252,24 @@ class _Builder:
     def _chunk(self, shape: list[int], itemsize: int) -> bytearray:
         chunk, expected = next(self._chunks), math.prod(shape) * itemsize
         if len(chunk) != expected:
-            raise ValueError(f"{len(chunk)} bytes instead of {expected}")
+            raise ValueError(f"a chunk must have {expected} bytes, got {len(chunk)}")
         return chunk
 
 
 def write_value(folder: Path, name: str, value: Any, what: str) -> None:
-    """Writes a plain value; TypeError that names ``what`` if the value could only be pickled."""
+    """Writes a value without pickle into the files ``<name>.jsonl`` and ``<name>.data``.
+
+    Raises TypeError if the value contains an object that could only be pickled. The message calls
+    the value ``what``.
+    """
     write_values(folder, name, [value], allow_pickle=False, what=what)
 
 
 def read_value(folder: Path, name: str) -> Any:
-    """Reads the result of `write_value`; CorruptBufferError if it is missing or damaged."""
+    """Reads a value that `write_value` wrote.
+
+    Raises CorruptBufferError if the files are missing or damaged.
+    """
     with reading(folder / f"{name}.jsonl"):
         (value,) = read_values(folder, name, allow_pickle=False)
     return value
@@ -262,7 +285,17 @@ def write_values(
     remedy: str | None = None,
     cpu_only: bool = False,
 ) -> None:
-    """Writes values consecutively; see `Parts` for ``cpu_only``."""
+    """Writes values into the files ``<name>.jsonl`` and ``<name>.data``, one line per value.
+
+    Args:
+        directory: The directory of the files.
+        name: The name of the files, without the suffix.
+        values: The values.
+        allow_pickle: If True, objects that have no other representation are pickled.
+        what: The name of a value in messages.
+        remedy: Instruction for allowing pickle, for the message; None if this is not possible.
+        cpu_only: As for `Parts`.
+    """
     forms: dict[str, int] = {}
     with (
         create_file(directory / f"{name}.jsonl") as lines,
@@ -280,27 +313,32 @@ def write_values(
             for chunk in parts.chunks:
                 checked.write(chunk)
             where = f"{what} {number}"
-            words = [
+            objects = [
                 one
                 if type(one) in _PLAIN
-                else _in_words(one) or _pickled(one, checked, where, remedy, allow_pickle)
+                else _to_json(one) or _pickle(one, checked, where, remedy, allow_pickle)
                 for one in parts.objects
             ]
             sizes = [len(chunk) for chunk in parts.chunks]
-            checked.add([forms[form], words, sizes])
-            line = [forms[form], words, sizes, checked.crc]
+            checked.add([forms[form], objects, sizes])
+            line = [forms[form], objects, sizes, checked.crc]
             lines.write(json.dumps(line).encode() + b"\n")
 
 
 def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[Any]:
-    """Yields the values that `write_values` wrote, with tensors on the CPU."""
+    """Yields the values that `write_values` wrote. Tensors are on the CPU.
+
+    Raises:
+        CorruptBufferError: A file is missing or damaged.
+        ValueRefusedError: A value contains a pickled object, and ``allow_pickle`` is False.
+    """
     where = directory / f"{name}.jsonl"
     with open_binary(where) as lines, open_binary(directory / f"{name}.data") as data:
         forms: list[Any] = []
         checked = Chunks(data)
         with reading(where):
             if json.loads(next(lines)) != {"format": 1}:
-                raise ValueError("its first line names another format")
+                raise ValueError("the first line does not contain the supported format version")
         while True:
             with reading(where):
                 line = next(lines, None)
@@ -311,32 +349,37 @@ def read_values(directory: Path, name: str, *, allow_pickle: bool) -> Iterator[A
                     forms.append(found["form"])
                     checked.add(found["form"])
                     continue
-                number, words, sizes, crc = found
+                number, encoded, sizes, crc = found
                 chunks = [checked.take(size) for size in sizes]
-                contents = [_content(word, checked, allow_pickle, where) for word in words]
-                checked.add([number, words, sizes])
+                pickles = [_read_pickle(one, checked, allow_pickle, where) for one in encoded]
+                checked.add([number, encoded, sizes])
                 if crc != checked.crc:
                     raise ValueError(f"value {number} does not match its checksum")
-                objects = list(map(_value, words, contents))
+                objects = list(map(_from_json, encoded, pickles))
                 value = _Builder(objects, chunks).value(forms[number])
             yield value
 
 
 def is_scalar(value: Any) -> bool:
-    """True if a value is text, a number, None, or has a representation in JSON."""
-    return type(value) in _PLAIN or _in_words(value) is not None
+    """True if a value is text, a number, a bool, None, or of one of the types in `_NAMED_TYPES`."""
+    return type(value) in _PLAIN or _to_json(value) is not None
 
 
-def _in_words(value: Any) -> dict[str, Any] | None:
-    """Returns the JSON form of a value that JSON lacks; None if there is none."""
-    return next(
-        ({word: to(value)} for word, (kind, to, _) in _WORDS.items() if type(value) is kind), None
-    )
+def _to_json(value: Any) -> dict[str, Any] | None:
+    """Returns a value of one of the types in `_NAMED_TYPES` as JSON; None for other types."""
+    for name, (kind, convert, _) in _NAMED_TYPES.items():
+        if type(value) is kind:
+            return {name: convert(value)}
+    return None
 
 
-def _pickled(
+def _pickle(
     value: Any, data: Chunks, what: str, remedy: str | None, allow_pickle: bool
 ) -> dict[str, Any]:
+    """Pickles an object into the next chunk, and returns the JSON that refers to the chunk.
+
+    Raises TypeError if pickle is not allowed.
+    """
     if not allow_pickle:
         risk = f", or {remedy}, which runs code from the file when it is loaded" if remedy else ""
         raise TypeError(
@@ -348,9 +391,12 @@ def _pickled(
     return {"pickled": len(content)}
 
 
-def _content(word: Any, data: Chunks, allow_pickle: bool, where: Path) -> bytearray | None:
-    """Returns the bytes of a pickled object; None for any other object."""
-    if not isinstance(word, dict) or "pickled" not in word:
+def _read_pickle(encoded: Any, data: Chunks, allow_pickle: bool, where: Path) -> bytearray | None:
+    """Reads the bytes of a pickled object, without unpickling it. Returns None for other objects.
+
+    ``encoded`` is the JSON of the object.
+    """
+    if not isinstance(encoded, dict) or "pickled" not in encoded:
         return None
     if not allow_pickle:
         raise ValueRefusedError(
@@ -358,13 +404,14 @@ def _content(word: Any, data: Chunks, allow_pickle: bool, where: Path) -> bytear
             "trust the file, set storage.checkpointer to one that was created with "
             "allow_pickle=True, like the one that saved it"
         )
-    return data.take(word["pickled"])
+    return data.take(encoded["pickled"])
 
 
-def _value(word: Any, pickled: bytearray | None) -> Any:
+def _from_json(encoded: Any, pickled: bytearray | None) -> Any:
+    """Returns an object, given its JSON and its pickled bytes; None if it was not pickled."""
     if pickled is not None:
         return pickle.loads(pickled)
-    if not isinstance(word, dict):
-        return word
-    ((name, content),) = word.items()
-    return _WORDS[name][2](content)
+    if not isinstance(encoded, dict):
+        return encoded
+    ((name, content),) = encoded.items()
+    return _NAMED_TYPES[name][2](content)

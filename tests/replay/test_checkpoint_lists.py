@@ -112,7 +112,7 @@ def test_values_come_back_as_they_were_from_two_files(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda jsonl, data: (b"", data), "StopIteration"),
-        (lambda jsonl, data: (b'{"format": 2}\n', data), "another format"),
+        (lambda jsonl, data: (b'{"format": 2}\n', data), "the supported format version"),
         (lambda jsonl, data: (jsonl[:-9], data), "JSONDecodeError|Expecting"),
         (
             lambda jsonl, data: (jsonl, data[:-8]),
@@ -244,7 +244,7 @@ def test_a_list_whose_files_do_not_fit_together_is_refused(tmp_path: Path) -> No
     storage.dumps(tmp_path)
     file = tmp_path / PRIVATE / "items.jsonl"
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(CorruptBufferError, match="has 2 items instead of 3"):
+    with pytest.raises(CorruptBufferError, match="must have 3 items, got 2"):
         ListStorage(4).loads(tmp_path)
 
 

@@ -259,7 +259,7 @@ def test_a_save_that_fails_or_writes_nothing_leaves_the_earlier_one(
 
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("mine")
-    with pytest.raises(NotADirectoryError, match="run is not a directory"):
+    with pytest.raises(NotADirectoryError, match="run: a save is a directory"):
         save(tmp_path / "run", {"a": "1"})
     assert (tmp_path / "run").read_text() == "mine"
 

@@ -11,11 +11,11 @@ Hook = Callable[..., Any]
 
 
 class StorageCheckpointerBase:
-    """Saves a storage into a directory and loads it again.
+    """Base class of checkpointers, which save a storage into a directory and load it again.
 
     A custom checkpointer implements `dumps` and `loads`. Pass it to a storage or a buffer as
-    ``checkpointer=``. It writes plain files into the given directory, which the caller publishes
-    when all of them are complete.
+    ``checkpointer=``. The checkpointer writes files into the given directory, which the caller
+    publishes when all files are complete.
 
     Source: ``torchrl.data.StorageCheckpointerBase``.
     """
@@ -28,10 +28,11 @@ class StorageCheckpointerBase:
         """Registers ``hook(data, path=path)``, which changes the data that are saved.
 
         Args:
-            hook: function that is called with the data of the storage and their directory, a path
-                that only this process can use during the call. It returns the data to save. If it
-                has the attributes ``shift`` and ``is_full``, they are set before the call: to the
-                slot after the newest item, and to True if the ring is full.
+            hook: Function that receives the data of the storage and the directory of the save, and
+                returns the data to save. The path is valid only in this process and during the
+                call. If the hook has the attributes ``shift`` and ``is_full``, they are set before
+                the call: ``shift`` to the slot after the newest item, and ``is_full`` to True if
+                the ring is full.
         """
         self._save_hooks.append(hook)
 
@@ -39,9 +40,9 @@ class StorageCheckpointerBase:
         """Registers ``hook(data, out=destination)``, which changes the data that were read.
 
         Args:
-            hook: function that returns the data of the storage, ``[n, *lanes]``. ``out`` is a batch
-                in the storage's own form to write them into, or None if nothing was written to the
-                storage yet.
+            hook: Function that receives the data of the save, and returns the data for the storage,
+                ``[n, *lanes]``. ``out`` is a batch with the structure of the storage that the hook
+                may fill and return, or None if nothing was written to the storage yet.
         """
         self._load_hooks.append(hook)
 
@@ -52,28 +53,28 @@ class StorageCheckpointerBase:
             The `ItemSnapshot` that was written if the storage uses a ring, otherwise None.
 
         Raises:
-            BufferExistsError: the directory already has a file with one of the names. Use
+            BufferExistsError: A file that the checkpointer would create already exists. Use
                 ``storage.dumps`` to replace an earlier save.
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement dumps()")
 
     def writes_snapshots(self, storage: Any) -> bool:
-        """True unless the entire buffer has to be saved in TorchRL's layout."""
+        """True unless the whole buffer must be saved in TorchRL's layout."""
         return True
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Any:
-        """Replaces the contents of ``storage`` with the save by `dumps` in ``path``."""
+        """Replaces the contents of ``storage`` with the save in the directory ``path``."""
         raise NotImplementedError(f"{type(self).__name__} does not implement loads()")
 
     def loads_beside(self, storage: Any, path: Path, written: Any) -> Any:
-        """Loads the storage of a buffer whose other parts are loaded, too.
+        """Loads the storage of a buffer whose other parts are also loaded.
 
         Args:
-            storage: see `loads`.
-            path: see `loads`.
-            written: the cursor (a slot) and the number of written slots (or None) that one of
-                TorchRL's writers has saved. A list of these for an ensemble, or None. Saves of this
-                library contain their own values.
+            storage: The storage.
+            path: The directory of the save.
+            written: The cursor (a slot) and the number of written slots (or None) that a writer of
+                TorchRL has saved; for an ensemble, a list of these. None if no such writer was
+                saved. Saves of this library contain their own values.
         """
         return self.loads(storage, path)
 
@@ -83,7 +84,7 @@ class StorageCheckpointerBase:
         return bool(self._save_hooks)
 
     def _apply_save_hooks(self, data: Any, path: Any, *, shift: int, is_full: bool) -> Any:
-        """Returns ``data`` after all save hooks, which are called with ``path``."""
+        """Passes the data through all save hooks in order, and returns the result."""
         for hook in self._save_hooks:
             if hasattr(hook, "shift"):
                 hook.shift = shift
@@ -94,13 +95,13 @@ class StorageCheckpointerBase:
         return data
 
     def _apply_load_hooks(self, data: Any, out: Any) -> Any:
-        """Returns ``data`` after all load hooks."""
+        """Passes the data through all load hooks in order, and returns the result."""
         for hook in self._load_hooks:
             data = hook(data, out=out)
         return data
 
 
 def lies_in(storage: Any, path: Path) -> bool:
-    """True if ``path`` is the directory that contains the storage's own files."""
+    """True if ``path`` is the scratch directory of the storage."""
     scratch = getattr(storage, "scratch_dir", None)
     return scratch is not None and os.path.realpath(scratch) == os.path.realpath(path)

@@ -1,6 +1,6 @@
 """Copies a snapshot of the items of a ring into files that are not published yet.
 
-A column maps a sparse file for the full capacity: ``[slots, *lanes, *shape]`` of one leaf.
+Each leaf has a column ``[slots, *lanes, *shape]`` with the full capacity, which maps a sparse file.
 """
 
 from __future__ import annotations
@@ -26,14 +26,23 @@ from shmbuffer.torchrl.compat.storage_files import files_of
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.movers.tensor_rows import Rows
 
-#: Files of the columns that have one, by leaf number.
-Opened = dict[int, BinaryIO]
+#: The open file of each leaf that has one, by the index of the leaf.
+OpenFiles = dict[int, BinaryIO]
 
 
-def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list[Any]]:
-    """Copies all items into files; returns the snapshot and one column per leaf.
+def copy_rows(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list[Any]]:
+    """Copies all items of a ring into files.
 
-    A column is a tensor or `Objects`.
+    Args:
+        rows: The rows of the storage.
+        folder: The directory of the files.
+        named: True for the names of tensordict's memmap layout, False for files without names.
+
+    Returns:
+        The snapshot of the items, and one column per leaf, which is a tensor or `Objects`.
+
+    Raises:
+        SpaceError: There is not enough space for the items.
     """
     ring = rows.ring
     columns, files = make_columns(rows.leaves, ring.capacity, folder, named=named)
@@ -45,7 +54,7 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list
         for at, file in files.items():
             try:
                 os.posix_fallocate(file.fileno(), 0, needed[at])
-            except OSError as error:  # otherwise a store without space would kill the process
+            except OSError as error:  # without space, a store into the map would kill the process
                 free = filesystem.free_bytes(file.fileno())
                 raise filesystem.space_error(
                     str(folder), sum(needed.values()), free, why=error.errno or 0
@@ -58,12 +67,16 @@ def copied(rows: Rows, folder: Path, *, named: bool) -> tuple[ItemSnapshot, list
 
 def make_columns(
     leaves: Leaves, slots: int, path: Path, *, named: bool = True
-) -> tuple[list[Any], Opened]:
-    """Makes the sparse file of each leaf; returns its map (or `Objects`), and the files."""
+) -> tuple[list[Any], OpenFiles]:
+    """Creates a sparse file for each leaf of tensors, and maps it.
+
+    Returns:
+        One column per leaf, which is a tensor over the map or `Objects`, and the open files.
+    """
     lead = (slots, *leaves.lanes)
     paths = files_of(leaves, lead, path) if named else []
     columns: list[Any] = []
-    files: Opened = {}
+    files: OpenFiles = {}
     with ExitStack() as undo:
         for at, (leaf, dtype) in enumerate(zip(leaves.leaves, leaves.dtypes, strict=True)):
             if at in leaves.objects:

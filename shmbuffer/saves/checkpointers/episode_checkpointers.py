@@ -1,4 +1,4 @@
-"""Saves episode data with each observation stored once, using the hooks of `ted`."""
+"""Saves episodes so that each observation is stored once, with the hooks in `ted`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from shmbuffer.torchrl.ted.items import Flat2TED
 from shmbuffer.torchrl.ted.nested import Nested2TED, TED2Nested
 
 _MARK = "shmbuffer"
-"""Attribute of an HDF5 file written by this package. TorchRL replaces such a file as a whole, and
-leaves the additional files of this package next to it.
+"""Attribute of an HDF5 file that this package has written.
+
+If the attribute is missing, TorchRL has replaced the file, and the additional files next to it are
+outdated.
 """
 
 
 class FlatStorageCheckpointer(TensorStorageCheckpointer):
-    """Saves episode data with each observation stored once, in memory-mapped files.
+    """Saves episodes in memory-mapped files, with each observation stored once.
 
-    If an item does not continue the previous one, because several collectors write alternately or
+    If an item does not continue the previous item, because several collectors write alternately or
     because items span several steps, both observations of the item are saved. TorchRL cannot read
     such a file, and writes such data incorrectly.
 
@@ -52,7 +54,7 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         reward_keys: Iterable[NestedKey] | None = None,
     ) -> None:
         super().__init__()
-        names = _given(done_keys=done_keys, reward_keys=reward_keys)
+        names = _without_none(done_keys=done_keys, reward_keys=reward_keys)
         saving, loading = self._hooks
         self._save_hooks = [saving(**names)]
         self._load_hooks = [loading(**names)]
@@ -61,14 +63,14 @@ class FlatStorageCheckpointer(TensorStorageCheckpointer):
         if out is not None:
             found: dict[tuple[str, ...], Any] = {(name,): data.get(name) for name in [*data.keys()]}
             if list(out.batch_size) != shape_of(found, type(self).__name__):
-                out = None  # another size: the storage receives the items one by one
+                out = None  # the size differs, so the hook must not write into ``out``
         return super()._apply_load_hooks(data, out)
 
 
 class NestedStorageCheckpointer(FlatStorageCheckpointer):
-    """Saves episodes as nested tensors with one row per trajectory and each observation once.
+    """Saves episodes as nested tensors, with one row per trajectory and each observation once.
 
-    Otherwise this class is like `FlatStorageCheckpointer`.
+    The arguments are those of `FlatStorageCheckpointer`.
 
     Source: ``torchrl.data.NestedStorageCheckpointer``; see `TED2Nested`.
     """
@@ -77,11 +79,11 @@ class NestedStorageCheckpointer(FlatStorageCheckpointer):
 
 
 class H5StorageCheckpointer(NestedStorageCheckpointer):
-    """Saves episodes in an HDF5 file with one group per trajectory and each observation once.
+    """Saves episodes in an HDF5 file, with one group per trajectory and each observation once.
 
     Args:
-        checkpoint_file: name of the file in the directory. It is ignored if the path of the save
-            ends with ``.h5``.
+        checkpoint_file: name of the file in the directory of the save. It is ignored if the path of
+            the save ends with ``.h5``.
         done_keys, reward_keys: see `FlatStorageCheckpointer`.
         h5_kwargs: options for every dataset of the file, such as ``{"compression": "gzip"}``; see
             ``h5py.Group.create_dataset``.
@@ -106,11 +108,11 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         super().__init__()
         if Path(checkpoint_file).name != checkpoint_file or checkpoint_file in ("", ".."):
             raise ValueError(
-                f"H5StorageCheckpointer(checkpoint_file={checkpoint_file!r}): the file is created "
-                "in the directory of the save; pass a file name without folders"
+                "checkpoint_file must be a file name without folders, because the file is created "
+                f"in the directory of the save, got {checkpoint_file!r}"
             )
-        _h5py()  # raises now, not at the first checkpoint
-        names = {**kwargs, **_given(done_keys=done_keys, reward_keys=reward_keys)}
+        _h5py()  # raises an error now if h5py is missing, instead of at the first save
+        names = {**kwargs, **_without_none(done_keys=done_keys, reward_keys=reward_keys)}
         self._save_hooks = [TED2Nested(**names), H5Split()]
         self._load_hooks = [H5Combine(), Nested2TED(**names)]
         self.kwargs = {} if h5_kwargs is None else dict(h5_kwargs)
@@ -122,7 +124,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
                 hook.shift = shift
             if hasattr(hook, "is_full"):
                 hook.is_full = is_full
-            data = hook(data)  # no path, because intermediate data are not written to a file
+            data = hook(data)  # without a path, because the hooks must not write files
         return data
 
     def _apply_load_hooks(self, data: Any, out: Any) -> Any:
@@ -135,19 +137,20 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         return None if self.saves_to_file(path) else super()._folder(path)
 
     def saves_to_file(self, path: str | os.PathLike[str]) -> bool:
-        """True if ``path`` is the name of the file itself instead of its directory."""
+        """True if ``path`` is the path of the HDF5 file instead of its directory."""
         return Path(path).suffix == ".h5" and not Path(path).is_dir()
 
     def _file(self, path: Path) -> Path:
+        """Returns the path of the HDF5 file of a save."""
         return resolve_path(path) if self.saves_to_file(path) else path / self.checkpoint_file
 
     def _write(self, data: Any, path: Path, length: int) -> None:
         if not self.saves_to_file(path):
             where = self._file(path)
-            create_file(where).close()  # HDF5 itself would write through a link
+            create_file(where).close()  # safely, because HDF5 would write through a link
             self._write_file(data, where, length)
             return
-        # The file is not in a directory that is published: it is the entire checkpoint.
+        # the file is the whole save, so it is published without a directory
         with publish_file(path) as beside:
             self._write_file(data, beside, length)
 
@@ -171,7 +174,7 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         where = self._file(path)
         if not exists(where):
             raise FileNotFoundError(f"{where}: no such file, so no episodes were saved there")
-        with open_file(where), reading(where):  # HDF5 itself would wait for a FIFO
+        with open_file(where), reading(where):  # rejects a FIFO, for which HDF5 would wait
             require_own_content(where)
         file = PersistentTensorDict.from_h5(where)
         return file, int(file[LENGTH[0]])
@@ -182,7 +185,8 @@ class H5StorageCheckpointer(NestedStorageCheckpointer):
         return super()._record(path) if ours else None
 
 
-def _given(**names: Any) -> dict[str, Any]:
+def _without_none(**names: Any) -> dict[str, Any]:
+    """Returns the arguments that are not None."""
     return {name: value for name, value in names.items() if value is not None}
 
 
@@ -191,7 +195,7 @@ def _h5py() -> Any:
         import h5py  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
-            "H5StorageCheckpointer writes HDF5 files with h5py, which is not installed: "
+            "H5StorageCheckpointer needs h5py to write HDF5 files, but h5py is not installed; run "
             "pip install shmbuffer[h5]"
         ) from error
     return h5py

@@ -1,4 +1,4 @@
-"""Saves lists of objects, without pickle unless pickle is allowed."""
+"""Saves the items of list storages, without pickle unless pickle is allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmbuffer.memory.format import layout
 from shmbuffer.memory.system.progress import Progress
 from shmbuffer.saves.checkpointers.object_files import ITEMS, write_items
 from shmbuffer.saves.checkpointers.record_image import RecordImage, moment_of
-from shmbuffer.saves.checkpointers.restoring import require_alone, restored
+from shmbuffer.saves.checkpointers.restoring import finish_load, require_alone
 from shmbuffer.saves.checkpointers.ring_checkpointer import RingStorageCheckpointer, Written
 from shmbuffer.saves.checkpointers.saved_storage import SavedStorage
 from shmbuffer.saves.checkpointers.snapshots import settings_of, write_records, write_ring
@@ -37,9 +37,9 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
     Tensors are restored on the CPU or on the storage's ``device``. TorchRL has no format for lists.
 
     Args:
-        allow_pickle: pickle all other objects. Loading pickled objects runs code from the file, so
-            allow it only for files that you trust. The buffer that loads the save needs the same
-            setting.
+        allow_pickle: if True, all other objects are pickled. Loading pickled objects runs code from
+            the file, so allow it only for files that you trust. The buffer that loads the save
+            needs the same setting.
 
     Example:
         >>> from shmbuffer import ListStorage, ListStorageCheckpointer, ReplayBuffer
@@ -62,8 +62,8 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
             The snapshot that was written.
 
         Raises:
-            TypeError: an item could only be pickled. The message names it.
-            ValueError: a save hook returned another number of items.
+            TypeError: an item could only be pickled. The message has the number of the item.
+            ValueError: the save hooks returned a different number of items than they received.
         """
         path = Path(path)
         make_folder(path)
@@ -78,11 +78,11 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                 self._apply_save_hooks, path=path, shift=record.shift, is_full=record.is_full
             )
             items = self._hooked(storage, items, hooks, "save")
-        if ring.records is None:  # only one process writes to a list
+        if ring.records is None:  # a list in memory has only one writer, this process
             streams = layout.stream_of(moment.sources)
             sources = layout.source_of(np.ones_like(streams), streams)
             moment = moment._replace(sources=sources)
-        moment = moment._replace(extents=None)  # the extents are those of records
+        moment = moment._replace(extents=None)  # the items are not saved as records
         with Progress("copy", len(items), "items") as progress:
             write_ring(path, ring, moment, settings)
             write_items(
@@ -122,15 +122,24 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
         image: RecordImage | None,
         kept: list[Any] | None = None,
     ) -> Loaded:
-        """Replaces the storage's items; copies records unchanged unless there are hooks."""
+        """Replaces the items of a storage with those of a save.
+
+        Args:
+            storage: The storage.
+            record: The slots of the save.
+            path: The directory of the save.
+            image: The saved records, which are copied unchanged unless there are load hooks.
+            kept: The items in the representation of the storage. None: they are read from
+                ``image`` or ``path``.
+        """
         require_alone(storage)
         places = record.places(storage.max_size, str(path), "places")
-        of = {"cursor": places.cursor, "write_count": record.written}
+        counts = {"cursor": places.cursor, "write_count": record.written}
         if image is not None and storage.shared and not self._load_hooks:
             _require_number(len(image), record, path)
             storage.notify_emptied()
-            storage.load_image(image, places.slots, **of, tickets=places.tickets)
-            return restored(storage, record, places, by_us=not storage.shared)
+            storage.load_image(image, places.slots, **counts, tickets=places.tickets)
+            return finish_load(storage, record, places, by_us=not storage.shared)
         if kept is None:
             kept = self._read(storage, record, path, image)
             _require_number(len(kept), record, path)
@@ -138,13 +147,13 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
                 hooks = partial(self._apply_load_hooks, out=None)
                 kept = self._hooked(storage, kept, hooks, "load")
         storage.notify_emptied()
-        storage.copy_in(kept, places.slots, **of)
-        return restored(storage, record, places, by_us=not storage.shared)
+        storage.copy_in(kept, places.slots, **counts)
+        return finish_load(storage, record, places, by_us=not storage.shared)
 
     def _read(
         self, storage: Any, record: SavedStorage, path: Path, image: RecordImage | None
     ) -> list[Any]:
-        """Reads the items in the form in which the storage keeps them."""
+        """Reads the items of a save, and converts them to the representation of the storage."""
         kept, codec = [], storage.codec
         if image is not None:
             decoded = image.items(storage.codec_for(image.dictionary))
@@ -159,13 +168,17 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
 
     @staticmethod
     def _hooked(storage: Any, kept: list[Any], hooks: Callable[[list[Any]], Any], what: str) -> Any:
-        """Returns the items after the hooks, in the form in which the storage keeps them."""
+        """Passes items through hooks. Items are in the representation of the storage.
+
+        Raises ValueError if the hooks return a different number of items. ``what`` is ``"save"`` or
+        ``"load"``.
+        """
         codec = storage.codec
         found = [codec.keep(item) for item in hooks([codec.give(one) for one in kept])]
         if len(found) != len(kept):
             raise ValueError(
-                f"{what} hooks returned {len(found)} items for {len(kept)} items; for a list they "
-                "must return as many items as they get"
+                f"{what} hooks returned {len(found)} items for {len(kept)} items; the hooks of a "
+                "list storage must return as many items as they receive"
             )
         return found
 
@@ -173,10 +186,10 @@ class ListStorageCheckpointer(RingStorageCheckpointer):
 class CompressedListStorageCheckpointer(ListStorageCheckpointer):
     """Saves and loads the compressed bytes of a `CompressedListStorage` unchanged.
 
-    If there are save hooks, the items of a storage in a directory are saved uncompressed as the
-    hooks return them.
+    If there are save hooks and the storage is in a directory, the items that the hooks return are
+    saved without compression.
 
-    Saves by TorchRL can also be loaded. They are decompressed with the storage's own
+    Saves by TorchRL can also be loaded. Their items are decompressed with the storage's own
     ``decompression_fn``, or else with the codec that TorchRL used (zlib or zstd), and compressed
     again. TorchRL cannot load saves of this class, because its codec depends on the version of
     Python.
@@ -199,7 +212,7 @@ class CompressedListStorageCheckpointer(ListStorageCheckpointer):
 
 
 def _require_number(found: int, record: SavedStorage, path: Path) -> None:
-    """Raises CorruptBufferError if the number of items is wrong."""
+    """Raises CorruptBufferError if the number of items differs from that in the record."""
     expected = int(record.present.sum())
     if found != expected:
-        raise damaged(path, f"has {found} items instead of {expected}")
+        raise damaged(path, f"must have {expected} items, got {found}")

@@ -1,4 +1,4 @@
-"""Saves Python objects of a storage to files, exactly and without pickle.
+"""Saves the Python objects in a storage, without pickle unless pickle is allowed.
 
 <folder>/.shmbuffer/items.jsonl, items.data   the objects of each item, in the format of `values`
 """
@@ -19,13 +19,16 @@ from shmbuffer.saves.values import ValueRefusedError, damaged, read_values, writ
 from shmbuffer.tensors.form.objects import Objects
 
 ITEMS = f"{layout.PRIVATE}/items"
-"""The name of the files, without the suffix."""
+"""Path of the files in a save, without the suffix."""
 
 
 def write_items(folder: Path, items: Iterable[Any], *, allow_pickle: bool, remedy: str) -> None:
-    """Writes objects of any kind."""
-    how: dict[str, Any] = {"allow_pickle": allow_pickle, "what": "item", "remedy": remedy}
-    write_values(folder / layout.PRIVATE, "items", items, **how)
+    """Writes the items of a list storage, which can be any objects.
+
+    ``allow_pickle`` and ``remedy`` are as for `write_values`.
+    """
+    options: dict[str, Any] = {"allow_pickle": allow_pickle, "what": "item", "remedy": remedy}
+    write_values(folder / layout.PRIVATE, "items", items, **options)
 
 
 def write_objects(
@@ -37,11 +40,20 @@ def write_objects(
     allow_pickle: bool,
     remedy: str,
 ) -> None:
-    """Writes the entries of all items that are not tensors, if there are any."""
+    """Writes the objects in the rows of a storage that are not tensors, if there are any.
+
+    Args:
+        folder: The directory of the save.
+        leaves: The leaves of the storage.
+        columns: One column per leaf.
+        present: Mask of the slots that contain items.
+        allow_pickle: As for `write_values`.
+        remedy: As for `write_values`.
+    """
     if leaves.objects:
-        mine = [columns[at] for at in sorted(leaves.objects)]
-        held = np.nonzero(present)[0].tolist()
-        items = ([column[slot].tolist() for column in mine] for slot in held)
+        objects = [columns[at] for at in sorted(leaves.objects)]
+        slots = np.nonzero(present)[0].tolist()
+        items = ([column[slot].tolist() for column in objects] for slot in slots)
         write_items(folder, items, allow_pickle=allow_pickle, remedy=remedy)
 
 
@@ -53,7 +65,15 @@ def read_objects(
     *,
     allow_pickle: bool,
 ) -> dict[KeyPath, Objects]:
-    """Reads the result of `write_objects`; None for a slot without an item."""
+    """Reads the objects that `write_objects` wrote, as one column per leaf.
+
+    Args:
+        folder: The directory of the save.
+        shapes: The shape of the objects in a row, by leaf.
+        present: Mask of the slots that contain items. The other slots get None.
+        lanes: The lanes of the storage.
+        allow_pickle: True if pickled objects may be loaded.
+    """
     if not shapes:
         return {}
     columns = {key: Objects.of((), (len(present), *lanes, *shape)) for key, shape in shapes.items()}
@@ -63,8 +83,8 @@ def read_objects(
     try:
         for slot, found in zip(slots, items, strict=True):
             for column, values in zip(columns.values(), found, strict=True):
-                place = column[slot]
-                place.copy_(Objects.of(values, place.shape))
+                row = column[slot]
+                row.copy_(Objects.of(values, row.shape))
     except ValueRefusedError:
         raise
     except (TypeError, ValueError) as error:

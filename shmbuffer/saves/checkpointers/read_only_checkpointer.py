@@ -1,4 +1,4 @@
-"""Saves the path of a data set that no process writes to, instead of its items."""
+"""Saves the path of a read-only data set instead of its items."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FILE = "shmbuffer.data_set.json"
 
 
 class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
-    """Saves the path of the data set; the sampler saves the priorities."""
+    """Saves the path and the leaves of a read-only data set. The sampler saves the priorities."""
 
     def dumps(self, storage: Any, path: str | os.PathLike[str]) -> ItemSnapshot:
-        """Writes the path and the form of the data set; returns the snapshot for the sampler."""
+        """Writes the path and the leaves of the data set. Returns the snapshot for the sampler."""
         make_folder(Path(path))
         write_json(Path(path) / _FILE, {"path": str(storage.path), **_form_of(storage)})
         ring = storage.ring()
@@ -30,16 +30,22 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
         return moment
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Raises ValueError if the save has another data set, FileNotFoundError if it has none."""
+        """Checks that the save belongs to the data set of the storage.
+
+        Raises:
+            ValueError: The save belongs to another data set.
+            FileNotFoundError: The directory contains no save of a data set.
+        """
         file = Path(path) / _FILE
         found = read_json(file, missing="no data set was saved in this directory")
         with reading(file):
             saved = {name: found[name] for name in ("slots", "leaves")}
         if saved != _form_of(storage):
             raise ValueError(
-                f"{path}: was saved with the data set in {found.get('path')}, of {saved['slots']} "
-                f"items, but this storage has another data set, of {storage.ring().capacity} "
-                f"items, in {storage.path}; load it with the same data set"
+                f"{path}: was saved with the data set {found.get('path')} of {saved['slots']} "
+                f"items, but this storage has the data set {storage.path} of "
+                f"{storage.ring().capacity} items; load the save into a storage with the same data "
+                "set"
             )
         with open_buffer(Path(path)) as engine:
             ring = engine.ring()
@@ -48,6 +54,7 @@ class ReadOnlyStorageCheckpointer(StorageCheckpointerBase):
 
 
 def _form_of(storage: Any) -> dict[str, Any]:
+    """Returns the number of slots and the leaves of a data set as JSON values."""
     leaves = storage.mover().leaves
     return {
         "slots": storage.ring().capacity,

@@ -1,4 +1,4 @@
-"""A snapshot of the records of a buffer, as the bytes of their ring."""
+"""A snapshot of the records of a buffer, as the bytes of its byte ring."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from shmbuffer.saves.values import damaged
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.movers.record_codec import TensorRecordCodec
 
-_PIECE_BYTES = 2**24  # number of bytes to read, or to write to a ring, at once
+_PIECE_BYTES = 2**24  # number of bytes of records that are read or written together
 
 
 @dataclass(frozen=True)
 class RecordImage:
-    """Records of one snapshot. The arrays are ordered by slot.
+    """The records of one snapshot, ordered by slot.
 
-    The record of item i begins at ``positions[i]`` of ``data`` (uint8) and has ``sizes[i]`` bytes
-    including its header. zstd needs ``dictionary`` to decompress the record.
+    The record of item i begins at index ``positions[i]`` of ``data`` (uint8) and has ``sizes[i]``
+    bytes including its header. ``dictionary`` is needed to decompress the records; None if they
+    were compressed without a dictionary. ``where`` is the path for messages.
     """
 
     data: Bytes
@@ -41,7 +42,11 @@ class RecordImage:
     def of_ring(
         cls, content: Any, moment: ItemSnapshot, dictionary: bytes | None, where: str
     ) -> RecordImage:
-        """Creates the image from a snapshot and the bytes of a ring, mapped twice in a row."""
+        """Creates the image from a snapshot and the bytes of its byte ring.
+
+        ``content`` is a map of the byte ring that contains the ring twice in a row, so that no
+        record is split at the end of the ring.
+        """
         assert moment.extents is not None
         slots = np.flatnonzero(moment.tickets >= 0)
         extents, data = moment.extents[slots], np.frombuffer(content, np.uint8)
@@ -55,7 +60,7 @@ class RecordImage:
     def in_memory(
         cls, records: Records, dictionary: bytes | None
     ) -> tuple[RecordImage, ItemSnapshot]:
-        """Copies the records of a ring; returns the image and its snapshot."""
+        """Copies the records of a ring into memory. Returns the image and the snapshot."""
         with _core.Descriptor() as memory:
             fd = memory.take(os.memfd_create, "shmbuffer-records", os.MFD_CLOEXEC)
             os.ftruncate(fd, records.max_bytes)
@@ -67,7 +72,7 @@ class RecordImage:
     def of_save(
         cls, ring: Ring, dictionary: bytes | None, where: str
     ) -> tuple[RecordImage, ItemSnapshot]:
-        """Creates the image of a ring that no process writes to, without a copy."""
+        """Creates the image of a ring to which no process writes, without a copy."""
         assert ring.records is not None
         runtime = ring.seat.control.runtime
         tail, head = (int(runtime[name][0]) for name in ("byte_tail", "byte_head"))
@@ -77,7 +82,7 @@ class RecordImage:
 
     @classmethod
     def of_state(cls, state: dict[str, Any], slots: Ints) -> RecordImage:
-        """Creates the image from a result of `state_dict`."""
+        """Creates the image from a result of `state_dict`, and the slots of the items."""
         dictionary = state["dictionary"]
         return cls(
             state["data"].numpy(),
@@ -88,7 +93,7 @@ class RecordImage:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all attributes except the slots, as tensors."""
+        """Returns all attributes except ``slots`` and ``where``, as tensors."""
         batch, dictionary = self.batch(np.arange(len(self))), self.dictionary
         return {
             "data": torch.from_numpy(batch.data),
@@ -100,7 +105,7 @@ class RecordImage:
         }
 
     def __post_init__(self) -> None:
-        """Raises CorruptBufferError if a record is outside of the data."""
+        """Raises CorruptBufferError if a record is not within the data."""
         ends = self.positions + self.sizes
         wrong = (self.positions < 0) | (self.positions % 8 != 0) | (self.sizes < HEADER_BYTES)
         wrong |= (ends > len(self.data)) | (ends < self.positions)
@@ -108,42 +113,46 @@ class RecordImage:
             at = int(wrong.argmax())
             raise damaged(
                 self.where,
-                f"record {at} must have {self.sizes[at]} bytes at {self.positions[at]} of "
-                f"{len(self.data)}",
+                f"record {at} must be within the {len(self.data)} bytes of records, got "
+                f"{self.sizes[at]} bytes at position {self.positions[at]}",
             )
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def runs(self, slots: Ints, capacity: int) -> Iterator[Ints]:
-        """Yields runs of rows that are consecutive in bytes and slots, oldest first."""
+        """Yields the indices of items in runs, ordered by their positions.
+
+        The items of a run have consecutive slots, modulo ``capacity``, and a few megabytes of
+        records. ``slots`` has the new slot of each item.
+        """
         order = np.argsort(self.positions, kind="stable")
         breaks = (slots[order][1:] - slots[order][:-1]) % capacity != 1
         piece = np.cumsum(self.sizes[order]) // _PIECE_BYTES
         yield from np.split(order, np.flatnonzero(breaks | (np.diff(piece) != 0)) + 1)
 
     def is_in_order(self, tickets: Ints) -> bool:
-        """True if the records are stored in the order in which they were written."""
+        """True if the records are in the order of the items' tickets."""
         return bool((np.diff(tickets[np.argsort(self.positions, kind="stable")]) > 0).all())
 
     def batch(self, rows: Ints) -> RecordBatch:
-        """Copies the selected records."""
+        """Copies the records of the items with the given indices."""
         addresses = self.data.ctypes.data + self.positions[rows]
         return gather(addresses, np.ascontiguousarray(self.sizes[rows]))
 
     def pieces(self) -> Iterator[Ints]:
-        """Yields all rows ordered by slot, a few megabytes at a time."""
+        """Yields the indices of all items ordered by slot, for a few megabytes of records each."""
         piece = np.cumsum(self.sizes) // _PIECE_BYTES
         yield from np.split(np.arange(len(self)), np.flatnonzero(np.diff(piece)) + 1)
 
     def items(self, codec: TensorRecordCodec) -> Iterator[list[Any]]:
-        """Yields the items ordered by slot, a few megabytes of records at a time."""
+        """Yields lists of decoded items, ordered by slot, for a few megabytes of records each."""
         for rows in self.pieces():
             yield codec.decoder.items(self.batch(rows))
 
 
 def moment_of(ring: Ring) -> ItemSnapshot:
-    """Returns the counters and slots of a ring that no other process writes to."""
+    """Returns the snapshot of a ring to which no other process writes, without extents."""
     tickets = ring.live.tickets()
     raw = np.where(np.repeat(tickets < 0, ring.width), np.nan, ring.tree.priorities())
     sources = ring.live.sources.copy()

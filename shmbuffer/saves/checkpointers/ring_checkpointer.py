@@ -17,39 +17,40 @@ from shmbuffer.saves.safe_files import exists
 from shmbuffer.torchrl.compat.storage_files import METADATA
 
 Written = tuple[int, int | None] | None
-"""The cursor and count of TorchRL's writer; see `StorageCheckpointerBase.loads_beside`."""
+"""The cursor and write count of TorchRL's writer; see `StorageCheckpointerBase.loads_beside`."""
 
 
 class RingStorageCheckpointer(StorageCheckpointerBase):
-    """Saves and loads a storage on a ring: as a copy of one snapshot, or in place."""
+    """Saves and loads a storage that uses a ring, as a copy of one snapshot or in place."""
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
         super().__init__()
         self.allow_pickle = allow_pickle
 
     def loads(self, storage: Any, path: str | os.PathLike[str]) -> Loaded:
-        """Replaces the contents of the storage with the save.
+        """Replaces the contents of the storage with a save.
 
-        If the capacity differs and the saved ring was full, the items are stored in order of their
-        age.
+        If the capacity differs and the saved ring was full, the items are stored in the order of
+        their age.
 
         Raises:
-            FileNotFoundError: the directory contains no save.
-            SchemaMismatchError, ValueError: the save does not fit, or contains pickled objects.
-            BufferInUseError: other processes use the storage.
-            CorruptBufferError: the files are damaged.
+            FileNotFoundError: The directory contains no save.
+            SchemaMismatchError: The leaves of the save differ from those of the storage.
+            ValueError: The items do not fit into the storage, or contain pickled objects.
+            BufferInUseError: Other processes use the storage.
+            CorruptBufferError: The files are damaged.
         """
         return self._loads(storage, Path(path), None)
 
     def loads_beside(self, storage: Any, path: Path, written: Written) -> Loaded:
-        """Loads the storage of a buffer whose other parts are loaded, too."""
+        """Loads the storage of a buffer whose other parts are also loaded."""
         if type(self).loads is not RingStorageCheckpointer.loads:  # a class that the user defined
             return self.loads(storage, path)
         return self._loads(storage, path, written)
 
     def _loads(self, storage: Any, path: Path, written: Written) -> Loaded:
         in_place, path = lies_in(storage, path), resolve_path(path)
-        # Does not read older files next to the buffer.
+        # a buffer takes precedence over older files of TorchRL in the same directory
         if exists(path / CONTROL) and not is_export(path):
             if in_place:
                 storage.open_there()
@@ -64,15 +65,18 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
     # -- for each kind of storage --------------------------------------------------------------
 
     def _loads_buffer(self, storage: Any, engine: Engine, path: Path) -> Loaded:
-        """Replaces the items of the storage with those of an open buffer."""
+        """Replaces the items of the storage with those of the open buffer in ``path``."""
         raise NotImplementedError
 
     def _loads_files(self, storage: Any, path: Path, written: Written) -> Loaded:
-        """Replaces the items with those in ``path``, which may be the storage's own directory."""
+        """Replaces the items with those of a save in TorchRL's layout.
+
+        ``path`` may be the scratch directory of the storage.
+        """
         raise NotImplementedError
 
     def ring_of(self, storage: Any) -> Ring:
-        """Returns the ring of a storage; raises RuntimeError if nothing was written to it yet."""
+        """Returns the ring of a storage. Raises RuntimeError if nothing was written to it yet."""
         ring: Ring | None = storage.ring()
         if ring is None:
             raise RuntimeError(
@@ -83,7 +87,7 @@ class RingStorageCheckpointer(StorageCheckpointerBase):
 
     @property
     def _remedy(self) -> str:
-        """The instruction for allowing pickle, for messages."""
+        """The instruction for allowing pickle, which messages contain."""
         return f"set storage.checkpointer = {type(self).__name__}(allow_pickle=True)"
 
 

@@ -1,4 +1,4 @@
-"""A saved tensor storage as columns over its files or over another buffer, without a copy."""
+"""Reads a saved tensor storage as columns over its files or over another buffer, without copies."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from shmbuffer.torchrl.compat.storage_files import METADATA, pytree_columns, rea
 class Saved:
     """The columns of a saved storage, and the record of its slots."""
 
-    where: str  # name for messages
-    record: SavedStorage  # assigns items to slots
-    node: Node | None  # form of the data; None if the files do not contain it
-    # One column per leaf, ``[n, *lanes, *shape]``, a tensor or `Objects`; n is the capacity, or the
-    # length after hooks. Entries that no buffer stores are left out.
+    where: str  # path of the save, for messages
+    record: SavedStorage  # the slots that contain items
+    node: Node | None  # structure of an item; None if the files do not contain it
+    # One column per leaf: a tensor ``[n, *lanes, *shape]`` or `Objects`. n is the capacity, or the
+    # length after load hooks. Entries that a buffer cannot store are not included.
     by_key: dict[KeyPath, Any]
 
     @classmethod
     def of_columns(cls, where: str, record: SavedStorage, node: Node, columns: list[Any]) -> Saved:
-        """Creates the object from columns in the order of the node's leaves."""
+        """Creates a `Saved` from columns that are in the order of the leaves of ``node``."""
         return cls(where, record, node, dict(zip(node.paths(), columns, strict=True)))
 
     @classmethod
     def of_buffer(cls, engine: Engine, path: Path, *, allow_pickle: bool = False) -> Saved:
-        """Reads the buffer in a directory; copies the buffer if other processes have it open."""
+        """Reads the buffer in a directory, which is copied if other processes have it open."""
         ring = engine.ring()
         if ring is None:
-            raise RuntimeError(f"{path}: is an empty buffer: nothing was ever written to it")
+            raise RuntimeError(f"{path}: is a buffer to which nothing was ever written")
         if ring.records is not None:
             raise SchemaMismatchError(
                 f"{path}: contains the save of a list of items; load it into a LazyStackStorage or "
@@ -89,13 +89,13 @@ class Saved:
             shapes = shapes_of_objects(node)
         record = SavedStorage.of_moment(moment, schema.lanes, node.to_json())
         by_key = {leaf.path: _mapped(ring, at) for at, leaf in enumerate(schema.leaves)}
-        of = shapes, record.present, schema.lanes
-        objects = read_objects(path, *of, allow_pickle=allow_pickle)
+        slots = record.present, schema.lanes
+        objects = read_objects(path, shapes, *slots, allow_pickle=allow_pickle)
         return cls(str(path), record, node, by_key | objects)
 
     @classmethod
     def in_files(cls, path: Path, *, ndim: int, allow_pickle: bool) -> Saved:
-        """Reads a directory in TorchRL's layout."""
+        """Reads a save in TorchRL's layout, from this library or from TorchRL."""
         found = read_metadata(path)
         record = SavedStorage.read(path, found)
         node: Node | None = None
@@ -103,7 +103,7 @@ class Saved:
             with reading(path / METADATA):
                 node = tensor_structure.from_json(record.structure)
                 if not next(node.paths(), None) and node is not LEAF:
-                    raise ValueError("the form of an item is empty")
+                    raise ValueError("the structure of an item has no leaves")
         if found.get("is_pytree"):
             node, columns = pytree_columns(path, found, node)
             shape = tuple(next(iter(columns.values())).shape)
@@ -117,8 +117,8 @@ class Saved:
             if tuple(column.shape[: len(lead)]) != lead:
                 raise damaged(
                     path,
-                    f"the tensor {'.'.join(key)!r} is {list(column.shape)}, but its storage has "
-                    f"{list(lead)}",
+                    f"the shape of tensor {'.'.join(key)!r} must begin with {list(lead)}, which is "
+                    f"the shape of the storage, got {list(column.shape)}",
                 )
         return cls(str(path), record, node, columns)
 
@@ -127,12 +127,12 @@ class Saved:
         """Opens a save of a buffer or a storage, or a memory-mapped TensorDict, as a data set.
 
         Raises:
-            BufferExistsError: the directory is that of a live buffer.
-            FileNotFoundError: the directory contains no data.
+            BufferExistsError: The directory is that of a live buffer.
+            FileNotFoundError: The directory contains no data.
         """
         folder = path / "storage" if exists(path / "storage" / METADATA) else directory_of(path)
         if is_buffer(folder) and is_save(folder):
-            # Its maps stay open as long as views exist.
+            # the maps stay valid after this block, as long as the columns exist
             with open_save(folder, verify=False) as engine:
                 return cls.of_buffer(engine, folder)
         if is_buffer(folder):
@@ -154,11 +154,11 @@ class Saved:
         return cls(str(folder), record, *_of_folder(found, record, None, False))
 
     def example(self) -> Any:
-        """Returns a batch of one item of this form, with arbitrary contents."""
+        """Returns a batch of one item with the structure of the saved items; values are 0."""
         if self.node is None:
             raise RuntimeError(
-                f"{self.where}: contains a PyTree that TorchRL saved without its structure; write "
-                "an item or call storage.define(example) before loading"
+                f"{self.where}: contains a PyTree whose structure TorchRL did not save; write an "
+                "item, or call storage.define(example), before you load the save"
             )
         for key in self.node.paths():
             if key not in self.by_key:
@@ -169,23 +169,27 @@ class Saved:
             return self.node.build(map(blank, columns), lead, cpu.DEVICE)
 
     def columns(self, leaves: Leaves) -> list[Any]:
-        """Returns one column for each leaf of a storage."""
-        wanted = list(leaves.node.paths())
+        """Returns the columns in the order of the leaves of the storage that is loaded.
+
+        Raises:
+            SchemaMismatchError: The save does not have the same leaves.
+        """
+        keys = list(leaves.node.paths())
         for key in self.by_key:
-            if key not in wanted and key[0] not in leaves.optional:
+            if key not in keys and key[0] not in leaves.optional:
                 raise SchemaMismatchError(
                     f"{leaves.where}: the checkpoint in {self.where} has leaf {'.'.join(key)!r}, "
                     "which is not a leaf of this buffer; load it into a new buffer"
                 )
         if self.record.lanes != leaves.lanes:
             raise SchemaMismatchError(
-                f"{leaves.where}: has {list(leaves.lanes)} after the first dimension, but the "
-                f"checkpoint in {self.where} has {list(self.record.lanes)}; load it into a new "
-                "buffer"
+                f"{leaves.where}: the dimensions of the storage after the first are "
+                f"{list(leaves.lanes)}, but those of the checkpoint in {self.where} are "
+                f"{list(self.record.lanes)}; load it into a new buffer"
             )
         return [
             self._column_of(key, leaf, leaves)
-            for key, leaf in zip(wanted, leaves.leaves, strict=True)
+            for key, leaf in zip(keys, leaves.leaves, strict=True)
         ]
 
     def _column_of(self, key: KeyPath, leaf: Leaf, leaves: Leaves) -> Any:
@@ -219,7 +223,7 @@ def _mapped(ring: Ring, at: int) -> torch.Tensor:
 
 
 def blank(column: Any) -> Any:
-    """Returns one item of a column, with arbitrary contents."""
+    """Returns a column of one item with the same dtype and shape as ``column``; values are 0."""
     shape = (1, *column.shape[1:])
     if isinstance(column, Objects):
         return Objects.of((), shape)
@@ -229,14 +233,22 @@ def blank(column: Any) -> Any:
 def _of_folder(
     folder: TensorDictFolder, record: SavedStorage, node: Node | None, allow_pickle: bool
 ) -> tuple[Node, dict[KeyPath, Any]]:
-    """Returns the form and the columns of tensordict's files. ``node`` is the form, if known."""
+    """Returns the structure of the items and the columns in tensordict's files.
+
+    Args:
+        folder: The files.
+        record: The slots that contain items.
+        node: The structure of the items; None if it is not recorded. It is then determined from the
+            files.
+        allow_pickle: True if pickled objects may be loaded.
+    """
     path = folder.path
     if node is None:
         if folder.refused:
             raise ValueError(
-                f"{path}: entries {folder.refused} are not tensors and were pickled, so loading "
-                "them would run code from the files; nothing was unpickled. Save them as text, "
-                "numbers, or lists of them"
+                f"{path}: the entries {folder.refused} are not tensors and were pickled, so "
+                "loading them would run code from the files; nothing was unpickled. Save these "
+                "entries as text, numbers, or lists of these"
             )
         node, lead = folder.node, (record.slots, *record.lanes)
         with reading(path / "meta.json"):
@@ -246,17 +258,24 @@ def _of_folder(
             }
     else:
         shapes = shapes_of_objects(node)
-        of = record.present, record.lanes
-        columns = {**read_objects(path, shapes, *of, allow_pickle=allow_pickle)}
+        slots = record.present, record.lanes
+        columns = {**read_objects(path, shapes, *slots, allow_pickle=allow_pickle)}
     columns |= {key: folder.tensor(key) for key in node.paths() if key in folder.tensors}
     return node, columns
 
 
 def _first_slots(shape: tuple[int, ...], found: dict[str, Any], path: Path) -> SavedStorage:
-    """Returns the record of a save by TorchRL, whose items are in the first slots."""
+    """Returns the record for a save by TorchRL, whose items are in the first slots.
+
+    Args:
+        shape: The shape of the storage: the number of slots, and the lanes.
+        found: The content of TorchRL's metadata file.
+        path: The directory of the save, for messages.
+    """
     try:
         slots, *lanes = shape
         width = int(np.prod(lanes, dtype=np.int64))
         return SavedStorage(slots, tuple(lanes), np.arange(slots) < -(-int(found["len"]) // width))
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged(path, f"a storage cannot have the shape {list(shape)} ({error!r})") from error
+        why = f"the shape {list(shape)} or the length of the storage is invalid ({error!r})"
+        raise damaged(path, why) from error

@@ -29,15 +29,26 @@ from shmbuffer.tensors.form.tensor_kit import new_column
 if TYPE_CHECKING:  # storages import their checkpointers
     from shmbuffer.storages.movers.tensor_rows import Rows
 
-# If a ring is not full, space after its last item is reserved before the copy for items that other
-# processes write in the meantime.
+# If a ring is not full, at least this much space is reserved for items that other processes write
+# during the copy.
 _MARGIN_BYTES = 2**22
 
 
 def write_rows(
     folder: Path, rows: Rows, settings: Settings, *, allow_pickle: bool, remedy: str
 ) -> ItemSnapshot:
-    """Writes the items of a storage of rows; returns the snapshot that was written."""
+    """Writes a snapshot of a storage of rows into a directory.
+
+    Args:
+        folder: An existing, empty directory.
+        rows: The rows of the storage.
+        settings: The settings to record.
+        allow_pickle: As for `write_values`.
+        remedy: As for `write_values`.
+
+    Returns:
+        The snapshot that was written.
+    """
     ring, leaves = rows.ring, rows.leaves
     stored = [at for at in range(len(leaves.leaves)) if at not in leaves.objects]
     form = leaves.node.to_json()
@@ -59,15 +70,19 @@ def write_rows(
                 columns.append(cpu.empty(shape, dtype=dtype))
         moment = rows.copy_out(columns)
         snapshot.finish(moment, ring.tree)
-        how: dict[str, Any] = {"allow_pickle": allow_pickle, "remedy": remedy}
-        write_objects(folder, leaves, columns, moment.tickets >= 0, **how)
+        options: dict[str, Any] = {"allow_pickle": allow_pickle, "remedy": remedy}
+        write_objects(folder, leaves, columns, moment.tickets >= 0, **options)
     return moment
 
 
 def write_records(
     folder: Path, ring: Ring, dictionary: bytes | None, settings: Settings
 ) -> ItemSnapshot:
-    """Writes the records of a ring; returns the snapshot that was written."""
+    """Writes a snapshot of the records of a ring into a directory.
+
+    ``dictionary`` is the dictionary for compressing records, or None. Returns the snapshot that was
+    written.
+    """
     assert ring.records is not None
     with closing(Snapshot(folder, ring.schema, settings)) as snapshot:
         snapshot.reserve(slots_to_reserve(ring))
@@ -80,7 +95,7 @@ def write_records(
 
 
 def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Settings) -> None:
-    """Writes the order and the priorities of items that are stored elsewhere."""
+    """Writes the slots of a snapshot, without the items: their order, sources and priorities."""
     schema = Schema((), len(moment.tickets), ring.schema.lanes, {"kind": layout.OBJECTS})
     with closing(Snapshot(folder, schema, settings)) as snapshot:
         snapshot.reserve(moment.used)
@@ -88,14 +103,17 @@ def write_ring(folder: Path, ring: Ring, moment: ItemSnapshot, settings: Setting
 
 
 def slots_to_reserve(ring: Ring) -> int:
-    """Returns the number of slots to reserve for a copy while other processes can write."""
+    """Returns the number of slots for a copy of a ring to which other processes may be writing."""
     used = ring.live.used()
     margin = max(_MARGIN_BYTES // growth.slot_bytes(ring.schema), used // 8, 1)
     return min(ring.capacity, used + margin)
 
 
 def settings_of(storage: Any) -> Settings:
-    """Returns the settings for the save of a storage, with checksums and files on disk."""
+    """Returns the settings that are recorded in a save of a storage.
+
+    A storage without a directory is saved with checksums and ``reserve="all"``.
+    """
     ring, engine = storage.ring(), storage.open_engine
     settings = Settings(ring.elements) if engine is None else engine.settings
     if engine is None or not engine.shared:
@@ -108,10 +126,10 @@ def settings_of(storage: Any) -> Settings:
 
 
 def open_buffer(path: Path) -> Engine:
-    """Opens the buffer in a directory. The items of a save are verified with their checksums.
+    """Opens the buffer in a directory. The items of a save are compared with their checksums.
 
     Raises:
-        CorruptBufferError: an item of the save is damaged.
+        CorruptBufferError: An item of the save is damaged.
     """
     path = resolve_path(path)
     if not is_save(path):
