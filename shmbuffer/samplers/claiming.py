@@ -29,7 +29,7 @@ from shmbuffer.memory import Ring
 from shmbuffer.memory.flow.consumer import Consumer, Leases, Oldest
 from shmbuffer.memory.flow.consumers import Start
 from shmbuffer.memory.flow.sides import ALONE_S
-from shmbuffer.memory.flow.waiting import LOOK_S
+from shmbuffer.memory.flow.waiting import CHECK_INTERVAL_S
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.ledger import LEASES, ItemStates, LeasedItems
 from shmbuffer.samplers.taking import Consumes, Taking
@@ -215,7 +215,7 @@ class Claims:
         is_far = source.ring.head - self._looked_at >= source.laps * source.ring.capacity
         if is_new or is_far or now_s - self._looked_s >= pause_s:
             self._look(source, consumer, is_new=is_new)
-        elif not is_short and now_s - self._asked_s < LOOK_S:
+        elif not is_short and now_s - self._asked_s < CHECK_INTERVAL_S:
             return
         source.put_back(*consumer.returned(self._known))
         self._asked_s = now_s

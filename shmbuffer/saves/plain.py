@@ -69,7 +69,7 @@ def require_plain(value: Any, place: str = "extra", around: tuple[int, ...] = ()
 
 
 def _require_digits(value: Any, place: str) -> None:
-    """Raises ValueError if a value is an int that Python cannot convert to text by default."""
+    """Raises ValueError if a value is an int that is too large to be saved as text."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         raise ValueError(
             f"{place} is an int of {value.bit_length():,} bits, but only ints of at most "

@@ -256,7 +256,7 @@ def test_a_side_that_is_killed_is_waited_for_passed_by_or_an_error(
     stage.extended(collector, 2)
     learner.done("sample", 4)
     waiting, dying = (collector, learner) if killed == "learner" else (learner, collector)
-    waiting.done("constants", ALONE_S=0.0, SAY_S=0.2)
+    waiting.done("constants", ALONE_S=0.0, WARNING_INTERVAL_S=0.2)
 
     def until_limited() -> None:
         if killed == "learner":

@@ -47,7 +47,7 @@ RECORDS = (LazyStackStorage, CompressedListStorage)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is given a second to come back."""
     monkeypatch.setattr(sides, "ALONE_S", 0.0)
-    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
+    monkeypatch.setattr(waiting, "CHECK_INTERVAL_S", 0.0)
 
 
 def items(count: int, first: int = 0) -> TensorDict:

@@ -274,9 +274,9 @@ def taken_by_a_killed_learner(path: Path, kind: str, count: int) -> list[int]:
 def test_what_a_killed_learner_held_is_given_before_newer_items(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "LOOK_S", 0.0)
+    monkeypatch.setattr(consumer, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(consumer, "_CHECK_SHARE", 0)
-    monkeypatch.setattr(claiming, "LOOK_S", 0.0)
+    monkeypatch.setattr(claiming, "CHECK_INTERVAL_S", 0.0)
     with learner(tmp_path, kind, SIZE) as rb:
         rb.extend(units(0, 6))
         assert rb.sample()["number"].tolist() == [0, 1, 2, 3]

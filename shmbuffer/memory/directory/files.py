@@ -89,7 +89,13 @@ class Files:
         return self.directory.in_memory
 
     def lock(self, timeout: float, *, creating: bool = False) -> InitLock:
-        """Returns init.lock, which a process holds while it creates, joins, recovers or removes."""
+        """Returns init.lock, which excludes other processes that create, join or recover a buffer.
+
+        Args:
+            timeout: Seconds to wait for the lock.
+            creating: True if the caller may create a buffer. If it is False and the directory
+                contains no buffer, entering the lock raises BufferUnlinkedError.
+        """
         return InitLock(self.directory, timeout, creating=creating)
 
     def still_there(self) -> bool:
@@ -101,9 +107,10 @@ class Files:
         return self.directory.exists(layout.CONTROL)
 
     def require_control(self, otherwise: str = "check the path") -> None:
-        """Raises BufferNotFoundError if the directory is no buffer.
+        """Raises BufferNotFoundError if the directory contains no buffer.
 
-        The message names buffers nearby. If there are none, it ends with ``otherwise``.
+        The message suggests buffers with similar paths. If there are none, the message ends with
+        the advice ``otherwise``.
         """
         if not self.has_control():
             text = f"{self.path}: there is no buffer here; {did_you_mean(self.path) or otherwise}"
@@ -253,10 +260,11 @@ class Files:
             self.directory.write_atomic(name, content)
 
     def lock_growth(self, timeout: float) -> Lock:
-        """Takes the growth lock, which excludes all who allocate slots or withdraw the schema.
+        """Takes the growth lock.
 
-        The lock is on the slots file. It is not init.lock, because a flush holds that lock until
-        all data are on the disk. Raises BufferNotFoundError if the schema was withdrawn.
+        While it is held, no other thread or process allocates slots or withdraws the schema. The
+        lock is on the slots file. It is not init.lock, because a flush holds that lock until all
+        data are on the disk. Raises BufferNotFoundError if the schema was withdrawn.
         """
         lock = Lock().hold(
             self.directory,
@@ -428,7 +436,10 @@ class Files:
         self.directory.close()
 
     def _find_existing(self, names: list[str], *, adopt: bool) -> set[str]:
-        """Returns the names of the files that exist; BufferExistsError if ``adopt`` is False."""
+        """Returns the names of the files that exist.
+
+        Raises BufferExistsError if a file exists and ``adopt`` is False.
+        """
         existing = {name for name in names if self.directory.exists(name)}
         if existing and not adopt:
             name = min(existing)

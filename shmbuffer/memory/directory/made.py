@@ -40,7 +40,7 @@ def remove(directory: Directory) -> None:
 
 
 def unlink(directory: Directory, name: str) -> None:
-    """Removes a file, and the temporary files that remain if a process was killed writing it."""
+    """Removes a file, and the temporary files of a process that was killed while writing it."""
     directory.unlink(name)
     if not (name.endswith(".json") or name == layout.DICTIONARY):
         return
@@ -70,7 +70,7 @@ def _read_list(directory: Directory) -> list[str]:
 
 
 def _is_ours(name: object) -> bool:
-    """True if a definition could have created a file with this name outside of `layout.PRIVATE`."""
+    """True if a first write creates files with this name outside of `layout.PRIVATE`."""
     if not isinstance(name, str):
         return False
     first, last = name.split("/")[0], name.rpartition("/")[2]

@@ -45,7 +45,7 @@ class Written:
         return sum(int(np.count_nonzero(part)) for part in self._masses_from(element))
 
     def clear_masses(self, element: int) -> None:
-        """Sets the nodes that `count_masses` counts to zero; no other client may be alive."""
+        """Clears all nodes that `count_masses` would count. No other client may be alive."""
         for part in self._masses_from(element):
             if part.any():
                 part[:] = 0

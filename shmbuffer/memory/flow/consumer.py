@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shmbuffer._native import _core
 from shmbuffer._native._core import address
 from shmbuffer.errors import EmptyBufferError
-from shmbuffer.memory.flow.waiting import LOOK_S, Calls
+from shmbuffer.memory.flow.waiting import CHECK_INTERVAL_S, Calls
 from shmbuffer.memory.format import ledger
 from shmbuffer.memory.format.array_types import Flags, Ints
 from shmbuffer.memory.format.layout import Alone, Side
@@ -238,7 +238,7 @@ class Consumer:
             for entry, incarnation in holders.intersection(seat.registry.live()):
                 seat.reap_if_dead(entry, incarnation)
         ended_s = time.monotonic()
-        self._next_check_s = ended_s + max(LOOK_S, _CHECK_SHARE * (ended_s - began_s))
+        self._next_check_s = ended_s + max(CHECK_INTERVAL_S, _CHECK_SHARE * (ended_s - began_s))
 
     def is_over(self) -> bool:
         """True if no client writes, and the limiter does not require to wait for a new writer."""
@@ -354,7 +354,10 @@ class Consumer:
         lease_ns: int,
         lease: NDArray[np.uint64],
     ) -> tuple[Flags, int]:
-        """Implements `claim`, and `could_claim` if ``lease_ns`` is 0."""
+        """Claims groups of items for `claim`, or only tests them for `could_claim`.
+
+        If ``lease_ns`` is 0, nothing is claimed. Returns a mask of the groups and the lease.
+        """
         groups = np.ones(len(index), np.int64) if sizes is None else np.asarray(sizes, np.int64)
         index, tickets = _pair(index, tickets)
         if int(groups.sum()) != len(index) or (groups < 0).any():

@@ -70,9 +70,9 @@ SLICE_NS = 5_000_000
 The death of a process is detected within this time, even if that process would have ended the
 sleep.
 """
-LOOK_S = 0.1
+CHECK_INTERVAL_S = 0.1
 """Seconds between two checks for dead clients and deadlocks."""
-SAY_S = 30.0
+WARNING_INTERVAL_S = 30.0
 """Seconds between two warnings about the same wait."""
 FILLING_S = 0.0002
 """Seconds between two checks of an empty ring whose slots are all being written."""
@@ -278,7 +278,7 @@ class Waiting:
         """
         native = self._seat.native
         now = time.monotonic()
-        if now - self._checked >= LOOK_S:
+        if now - self._checked >= CHECK_INTERVAL_S:
             self._checked = now
             self._seat.reap_dead()
             if why != Why.QUOTA:  # with a quota, the learners are clients of other rings
@@ -287,7 +287,7 @@ class Waiting:
                     native.bypass(PASSES_ONCE)
                     return
                 self._require_no_deadlock(why)
-            if now - self._began >= SAY_S and now - self._warned >= SAY_S:
+            if now - self._began >= WARNING_INTERVAL_S and now - self._warned >= WARNING_INTERVAL_S:
                 self._warn(f"{self._text(why, count)} (for {now - self._began:.0f} s)", now)
         if limit is not None and now >= limit.deadline:
             raise RateLimitTimeout(
@@ -334,7 +334,7 @@ class Waiting:
                 text = self._text(why, count)
                 self._warn(f"{text}; the call continues uncounted (when_no_peer='pass')", now)
             return True
-        if now - self._warned >= SAY_S or self._warned < 0:
+        if now - self._warned >= WARNING_INTERVAL_S or self._warned < 0:
             self._warn(self._text(why, count), now)
         return False
 

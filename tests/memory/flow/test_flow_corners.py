@@ -395,7 +395,7 @@ def test_two_threads_of_one_handle_are_told_that_they_wait_for_each_other(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One entry of the registry waits for both sides; whichever thread looks first is told."""
-    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
+    monkeypatch.setattr(waiting, "CHECK_INTERVAL_S", 0.0)
     ring = ring_of(engine)
     engine.set_limiter(TWO)
     write(ring, range(4))  # 6 ahead: 2 more would be 10, and 15 drawn would be -9
@@ -423,7 +423,7 @@ def test_a_stopped_client_that_could_go_on_is_waited_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It still says that it waits, but no bigger buffer would help."""
-    monkeypatch.setattr(waiting, "LOOK_S", 0.0)
+    monkeypatch.setattr(waiting, "CHECK_INTERVAL_S", 0.0)
     ring = ring_of(engine)
     engine.set_limiter(TWO)
 
