@@ -393,7 +393,7 @@ def test_a_forked_child_does_not_write_to_files_that_its_parent_has_withdrawn(
         make_larger(engine, "rows")
 
     orphan = Orphan(tmp_path / "buffer", parent_does)
-    assert orphan.writes().endswith("; close it and attach again")
+    assert orphan.writes().endswith("; close the handle, and attach again")
     with Engine.open(tmp_path / "buffer", settings("rows")) as third:
         uses(third, "rows", (NONE,))
 
@@ -405,7 +405,7 @@ def test_a_forked_child_does_not_join_a_buffer_whose_recovery_has_died(
     path = tmp_path / "buffer"
     orphan = Orphan(path, lambda _: None)
     assert dies_at((point, 0), recovers, path, "rows")
-    assert orphan.writes().endswith("; close it and attach again")
+    assert orphan.writes().endswith("; close the handle, and attach again")
     with Engine.open(path, settings("rows")) as third:
         uses(third, "rows", (NONE,))
 

@@ -338,8 +338,8 @@ class Files:
         known = self._mapped.get(name)
         if known is not None and known != (found.st_dev, found.st_ino):
             raise BufferUnlinkedError(
-                f"{self.path / name}: the file was replaced while this handle was open; close it, "
-                "and attach again",
+                f"{self.path / name}: the file was replaced while this handle was open; close the "
+                "handle, and attach again",
                 path=str(self.path / name),
             )
 

@@ -209,8 +209,8 @@ class Seat:
         ):
             raise ForkedHandleError(
                 f"{self.where}: this handle was inherited through fork, and the buffer was "
-                "recovered or redefined before its first use in this process; close it and attach "
-                "again"
+                "recovered or redefined before its first use in this process; close the handle, "
+                "and attach again"
             )
 
     def leave(self) -> bool:
@@ -397,8 +397,8 @@ class Seat:
         self._require_control()
         if isinstance(self.backing, Files) and not self.backing.still_there():
             raise BufferUnlinkedError(
-                f"{self.where}: the directory was moved while this handle was open; close it, and "
-                f"attach to {name_of(self.backing.directory.file.fd)}",
+                f"{self.where}: the directory was moved while this handle was open; close the "
+                f"handle, and attach to {name_of(self.backing.directory.file.fd)}",
                 path=self.where,
             )
 
