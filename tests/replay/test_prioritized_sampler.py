@@ -349,7 +349,7 @@ def test_the_bytes_of_a_negative_view_are_not_taken_for_the_priority() -> None:
 @pytest.mark.parametrize("index", [[0, 4], [-2], [0, 2**40]])
 def test_an_index_beyond_the_capacity_changes_nothing(anywhere: Any, index: list[int]) -> None:
     rb = filled(anywhere(4), [1.0, 2.0, 3.0, 4.0])
-    with pytest.raises(IndexError, match=r"outside of the buffer of 4|must be from 0 to 3"):
+    with pytest.raises(IndexError, match=r"out of range for a buffer of 4|must be from 0 to 3"):
         rb.update_priority(torch.tensor(index), 9.0)
     assert raw(rb) == [1.0, 2.0, 3.0, 4.0]
 
@@ -399,7 +399,7 @@ def test_coordinates_name_an_element_where_there_are_several_dimensions(make: An
     assert raw(rb) == [4.0, 1.0, 3.0, 1.0, 1.0, 5.0]
     assert sampler.update_priority(torch.tensor([[-1, -1], [1, 0]]), [8.0, 2.0]).applied == 1
     assert raw(rb) == [4.0, 1.0, 3.0, 2.0, 1.0, 5.0]
-    with pytest.raises(IndexError, match=r"outside of the buffer of 6"):
+    with pytest.raises(IndexError, match=r"out of range for a buffer of 6"):
         sampler.update_priority(torch.tensor([[-1, 0]]), 8.0)
     with pytest.raises(IndexError, match="2 coordinates"):
         sampler.update_priority(torch.tensor([[1, 1, 1]]), 8.0)

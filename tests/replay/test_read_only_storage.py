@@ -349,7 +349,7 @@ def test_a_save_has_the_priorities_and_no_item(data: Path, saved: Path) -> None:
 def test_a_save_beside_another_data_set_is_refused(tmp_path: Path, saved: Path) -> None:
     items(10).memmap(tmp_path / "short")
     rb = buffer(tmp_path / "short")
-    with pytest.raises(ValueError, match=r"of 60 items, but this storage has another data set"):
+    with pytest.raises(ValueError, match=r"of 60 items, but this storage has the data set"):
         rb.loads(saved)
     assert len(rb.sample()["index"].unique()) == 10
 

@@ -303,7 +303,7 @@ def test_a_batch_that_does_not_lie_within_its_bytes_is_refused(
 ) -> None:
     ring, held = parts(engine)
     batch = RecordBatch(np.zeros(152, np.uint8), slots(*starts), slots(*sizes))
-    with pytest.raises(ValueError, match=rf"record {row} of the batch is not within its byt"):
+    with pytest.raises(ValueError, match=rf"record {row} is not within the bytes of the b"):
         held.write(batch)
     assert ring.head == 0
 
