@@ -155,7 +155,7 @@ def _recover_or_remove(
         return None, None, None
     if reason is None:
         return control, None, None
-    in_order = reason == NO_CLIENT_ALIVE and existing == "attach" and found.was_closed_cleanly()
+    is_clean = reason == NO_CLIENT_ALIVE and existing == "attach" and found.was_closed_cleanly()
     return control, *recover_directory(
         found, reason, verify=existing == "verify", left_in_order=is_clean
     )

@@ -75,7 +75,7 @@ def publish(path: str | os.PathLike[str], what: str = "directory") -> Iterator[P
             f"{path}: a save is a directory, but this path is not a directory; choose another path"
         )
     make_folder_of(path)
-    with Directory.open(path.parent, anybodys=True) as above, ExitStack() as stack:
+    with Directory.open(path.parent, any_owner=True) as above, ExitStack() as stack:
         sweep(above, path.name)
         with Lock() as lock:
             target = _open_locked(above, path.name, lock, stack)

@@ -147,5 +147,5 @@ class Reservations:
         start, nbytes = _core.parts(1)["reservations"], RESERVATIONS * RESERVATION.itemsize
         with self._seat.backing.lock(60.0):
             self._seat.backing.extend_ledger(start, nbytes)
-            ledger.note_bytes(self._seat.mapped.ledger, start + nbytes)
+            ledger.store_length(self._seat.mapped.ledger, start + nbytes)
         self._has_table = True

@@ -61,7 +61,7 @@ class Sides:
         """Describes spawned collectors that have not attached yet; "" if there are none."""
         return not_attached(self._spawned().absent, time.time())
 
-    def _spawned(self) -> Attendance:
+    def _spawned(self) -> RosterContent:
         """Returns which spawned processes of the directory are dead or have not attached yet."""
         directory, entries = self._seat.backing.directory, self._seat.control.entries
         if directory is None:
