@@ -1,7 +1,7 @@
-"""What the conformance tests run on: every storage x sampler x writer, private and in a directory.
+"""Cases of the conformance tests: each storage, sampler and writer, private or in a directory.
 
-The tests themselves are in ``test_conformance_*.py``. Each states one behaviour that a TorchRL user
-relies on, for every combination that is allowed, and checks values.
+The tests themselves are in ``test_conformance_*.py``. Each test states one behaviour that a TorchRL
+user relies on, and checks it by value for every combination that is allowed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensordict._reductions import _make_td
 
 import shmbuffer
 
-STEPS = 4  # of one trajectory, in what `steps` makes
+STEPS = 4  # steps of each trajectory that `steps` makes
 
 LISTS = ("list", "lazy stack", "compressed")
 RINGS = ("memory", "memmap", "directory")
@@ -37,7 +37,7 @@ WRITERS = ("round robin", "tensordict round robin", "max value")
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of parts."""
+    """A combination of a storage, a sampler and a writer."""
 
     storage: str
     sampler: str = "random"
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def in_order(self) -> bool:
-        """Whether items lie in the order in which they came."""
+        """True if the items lie in the order in which they were written."""
         return self.writer != "max value"
 
     @property
@@ -61,7 +61,10 @@ class Case:
 
 
 def allowed(case: Case) -> bool:
-    """Top-k writers refuse to be shared; with them trajectories do not stay together."""
+    """True if the parts can be combined.
+
+    Top-k writers cannot be shared and do not keep trajectories together.
+    """
     return case.in_order or not (case.shared or case.draws_slices)
 
 
@@ -77,7 +80,7 @@ def cases(
     samplers: tuple[str, ...] = SAMPLERS,
     writers: tuple[str, ...] = WRITERS,
 ) -> list[Case]:
-    """The allowed combinations of these."""
+    """Returns the allowed combinations of these storages, samplers and writers."""
     return [
         case
         for case in CASES
@@ -86,10 +89,10 @@ def cases(
 
 
 def steps(start: int, stop: int) -> TensorDict:
-    """Steps ``[stop - start]`` that say who they are: every other entry follows from ``id``.
+    """Makes steps ``[stop - start]`` whose other entries all follow from ``id``.
 
-    Trajectories of `STEPS` steps; the rank grows with ``id``, so that a top-k writer keeps what a
-    ring keeps.
+    A trajectory has `STEPS` steps. The rank grows with ``id``, so that a top-k writer keeps the
+    same items as a ring.
     """
     number = torch.arange(start, stop)
     last = (number % STEPS == STEPS - 1).unsqueeze(-1)
@@ -116,12 +119,12 @@ ALL_STEPS = steps(0, 200)
 
 
 def assert_are_steps(data: Any, numbers: list[int] | None = None, *, slices: bool = False) -> None:
-    """Every entry of ``data`` is that of the step that its ``id`` names.
+    """Checks that every entry of ``data`` belongs to the step that its ``id`` names.
 
     Args:
         data: a batch.
-        numbers: the ids, in this order.
-        slices: they are slices, whose last steps are done whatever the steps say.
+        numbers: the expected ids, in this order.
+        slices: True if the batch consists of slices, whose last steps are always marked as done.
     """
     if numbers is not None:
         assert data["id"].tolist() == numbers
@@ -132,11 +135,11 @@ def assert_are_steps(data: Any, numbers: list[int] | None = None, *, slices: boo
 
 
 class Maker:
-    """Makes the parts of a case, each time new ones; the second buffer of a directory attaches.
+    """Makes new parts for a case; the second buffer of a directory attaches to it.
 
     Args:
-        case: what to make.
-        path: where its directories go.
+        case: the combination of parts to make.
+        path: the folder for the directories of the buffers.
     """
 
     def __init__(self, case: Case, path: Path) -> None:
@@ -145,7 +148,7 @@ class Maker:
         self._made: list[Any] = []
 
     def storage(self, max_size: int, *, name: str = "buffer", **options: Any) -> Any:
-        """A storage; ``name`` is that of the directory, if it has one."""
+        """Makes a storage; ``name`` is the name of its directory, if it has one."""
         make: dict[str, Any] = {
             "list": shmbuffer.ListStorage,
             "lazy stack": shmbuffer.LazyStackStorage,
@@ -164,7 +167,7 @@ class Maker:
         return made
 
     def sampler(self, max_size: int, **options: Any) -> Any:
-        """A sampler; those of slices draw slices of 2 steps."""
+        """Makes a sampler; slice samplers draw slices of 2 steps."""
         name = self.case.sampler
         slices = {"slice_len": 2, "traj_key": "episode"}
         priorities = {"alpha": 0.7, "beta": 0.9}
@@ -187,7 +190,7 @@ class Maker:
                 raise ValueError(name)
 
     def writer(self) -> Any:
-        """A writer; the top-k one ranks by ``rank``."""
+        """Makes a writer; the top-k writer ranks items by ``rank``."""
         return {
             "round robin": shmbuffer.RoundRobinWriter,
             "tensordict round robin": shmbuffer.TensorDictRoundRobinWriter,
@@ -203,7 +206,7 @@ class Maker:
         name: str = "buffer",
         **options: Any,
     ) -> Any:
-        """A buffer of the three parts."""
+        """Makes a buffer of the three parts."""
         parts = {
             "storage": self.storage(max_size, name=name),
             "sampler": self.sampler(max_size),
@@ -214,14 +217,14 @@ class Maker:
         return made
 
     def close(self) -> None:
-        """End the threads of every buffer, and leave every directory."""
+        """Ends the threads of every buffer and closes every directory."""
         for one in reversed(self._made):
             if hasattr(one, "close"):
                 one.close()
 
 
 def numbers(data: Any) -> list[int]:
-    """The ids in ``data``."""
+    """Returns the ids in ``data``."""
     found: list[int] = data["id"].tolist()
     return found
 
@@ -235,6 +238,7 @@ def through_files(source: Any, target: Any, path: Path) -> None:
 def through_a_state(source: Any, target: Any, path: Path) -> None:
     """Saves the state of a buffer as training scripts do, and loads it without pickle."""
     torch.save(source.state_dict(), path / "state")
-    known = [_make_td, TensorDict, NonTensorData]  # tensordict 0.12 does not tell torch of them
+    # tensordict 0.12 does not declare these as safe globals
+    known = [_make_td, TensorDict, NonTensorData]
     with torch.serialization.safe_globals(known):
         target.load_state_dict(torch.load(path / "state", weights_only=True))

@@ -1,4 +1,4 @@
-"""One thread for torch, one seed for every draw, and the storages that a test runs on."""
+"""Fixtures for one torch thread, one seed for every draw, and the storages that a test uses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _forkserver_has_loaded_torch() -> None:
-    """What a handle needs to go on is pickled as for a spawned process, which loads for seconds."""
+    """Loads torch in the fork server once, because loading it takes a process seconds."""
     multiprocessing.set_forkserver_preload(["tensordict", "shmbuffer"])
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Of this device alone: for those that are not there torch keeps the call, with its stack."""
+    """Seeds the CPU only: torch would store the seeding call and its stack for missing devices."""
     torch.default_generator.manual_seed(0)
 
 
@@ -56,7 +56,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStorage
 
 @pytest.fixture
 def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
-    """Makes the parts of a case of the conformance tests; parametrized indirectly."""
+    """Makes the parts of a conformance case. The fixture is parametrized indirectly."""
     made = Maker(request.param, tmp_path)
     yield made
     made.close()
@@ -64,7 +64,7 @@ def maker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Maker]:
 
 @pytest.fixture(params=["memory", "anonymous memmap"])
 def make_private(request: pytest.FixtureRequest) -> Iterator[MakeStorage]:
-    """Makes storages that nobody else can see."""
+    """Makes storages that no other process can open."""
     made: list[TensorStorage] = []
 
     def storage(max_size: int, **options: Any) -> TensorStorage:

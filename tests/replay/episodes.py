@@ -1,4 +1,4 @@
-"""Episode data (TED) for tests: what collectors write, and how it lies in a ring."""
+"""Makes episode data (TED) for tests, as collectors write it and as a ring stores it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensordict import TensorDict, tensorclass
 
 @tensorclass
 class Step:
-    """Steps of episodes as a class."""
+    """Steps of episodes, as a tensorclass."""
 
     observation: torch.Tensor
     action: torch.Tensor
@@ -21,9 +21,9 @@ class Step:
 def stream(
     steps: int, lanes: Sequence[int] = (), *, seed: int = 0, ends: float = 0.3
 ) -> TensorDict:
-    """What environments give, step by step: ``[steps, *lanes]``, episodes of random length.
+    """Makes the steps that environments return, ``[steps, *lanes]``, in episodes of random length.
 
-    Every value is used once, so that a value says where it comes from.
+    Every value is used once, so that it identifies the step that it comes from.
     """
     random = torch.Generator().manual_seed(seed)
     shape = (steps, *lanes)
@@ -32,7 +32,7 @@ def stream(
     terminated = done & (torch.rand(*shape, 1, generator=random) < 0.5)
     pixels = torch.randint(256, (steps + 1, *lanes, 2, 3), generator=random, dtype=torch.uint8)
     obs = torch.randn(steps + 1, *lanes, 4, generator=random)
-    last = torch.randn(*shape, 4, generator=random)  # what an episode ends with
+    last = torch.randn(*shape, 4, generator=random)  # the last observation of an episode
     last_pixels = torch.randint(256, (*shape, 2, 3), generator=random, dtype=torch.uint8)
     flags = {"done": done, "terminated": terminated, "truncated": done & ~terminated}
     return TensorDict(
@@ -54,9 +54,9 @@ def stream(
 
 
 def ring(written: TensorDict, slots: int) -> tuple[TensorDict, int, bool]:
-    """How a ring looks after that was written into it: its data, ``shift``, ``is_full``.
+    """Returns the data, ``shift`` and ``is_full`` of a ring into which ``written`` was written.
 
-    A place that holds no item is zero.
+    Slots without an item are zero.
     """
     steps = len(written)
     data = written.new_zeros((slots, *written.batch_size[1:]))
@@ -66,7 +66,7 @@ def ring(written: TensorDict, slots: int) -> tuple[TensorDict, int, bool]:
 
 
 def same(one: TensorDict, other: TensorDict) -> None:
-    """Assert that both have the same entries, bit for bit."""
+    """Checks that two TensorDicts have the same entries, bit for bit."""
     assert {*one.keys(True, True)} == {*other.keys(True, True)}
     assert one.batch_size == other.batch_size
     for key in one.keys(True, True):

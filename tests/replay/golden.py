@@ -1,8 +1,8 @@
-"""Directories and saves of this format, kept: what every later version of the format has to read.
+"""Makes the golden directories and saves, which every later version of the format has to read.
 
     python -m tests.replay.golden
 
-makes ``golden.tar.xz`` again. Do so if the format changes before the release, and never after it.
+makes ``golden.tar.xz`` again. Run it only if the format changes before the first release.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WRITERS, CAPACITY = 2, 24
 
 
 def rows(who: int, step: int) -> TensorDict:
-    """One step of each of two streams of a writer."""
+    """Makes one step for each of the two streams of a writer."""
     streams = 2
     return TensorDict(
         {
@@ -63,7 +63,7 @@ def rows(who: int, step: int) -> TensorDict:
 
 
 def attach(path: Path) -> TensorDictReplayBuffer:
-    """A handle that samples slices of three."""
+    """Returns a handle that samples slices of three steps."""
     found: TensorDictReplayBuffer = attach_to(
         path, sampler=SliceSampler(slice_len=3, end_key=END), batch_size=90
     )
@@ -71,7 +71,7 @@ def attach(path: Path) -> TensorDictReplayBuffer:
 
 
 def _write(first: TensorDictReplayBuffer, path: Path, steps: range) -> None:
-    """Two writers with two streams each take turns."""
+    """Writes steps as two writers in turn, each with two streams."""
     with attach(path) as second:
         for step in steps:
             for who, rb in enumerate((first, second)):
@@ -96,7 +96,7 @@ def write_records(path: Path) -> None:
 
 
 def write_loaded(path: Path) -> None:
-    """Items that were loaded, and some more after them."""
+    """Writes a directory with items from a load, followed by newly written items."""
     with tempfile.TemporaryDirectory() as folder:
         one = Path(folder, "buffer")
         with _buffer(LazyMemmapStorage(CAPACITY, scratch_dir=one, shared_init=True)) as rb:
@@ -112,7 +112,7 @@ MAX_BYTES = 8192
 
 
 def ragged(number: int) -> TensorDict:
-    """An item with a leaf of every kind."""
+    """Makes an item with a leaf of every kind."""
     return TensorDict(
         tokens=torch.arange(number * 7 % 23),
         logp=torch.linspace(-1, 0, number % 5, dtype=torch.float32),
@@ -125,7 +125,7 @@ def ragged(number: int) -> TensorDict:
 
 
 def frames(first: int, count: int) -> TensorDict:
-    """Steps whose stacks have frames in common."""
+    """Makes steps whose frame stacks share frames."""
     rng = np.random.default_rng(7)
     film = torch.from_numpy(rng.integers(0, 4, (40, 10, 10)).astype(np.uint8))
     stacks = film.unfold(0, 3, 1).permute(0, 3, 1, 2).contiguous()
@@ -143,7 +143,7 @@ OPTIONS: dict[str, Any] = {"shared_init": True, "max_bytes": MAX_BYTES}
 
 
 def write_ragged(folder: Path) -> None:
-    """Raw records of many kinds of leaves, after a lap and more of the ring."""
+    """Writes raw records with many kinds of leaves, until the ring has wrapped around."""
     lists = LazyStackStorage(MAX_SIZE, scratch_dir=folder, **OPTIONS)
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.4, storage=lists, batch_size=4)
     for start in range(0, 21, 3):
@@ -153,7 +153,7 @@ def write_ragged(folder: Path) -> None:
 
 
 def write_joined(folder: Path) -> None:
-    """Compressed records, two stacks in one frame of zstd, after a lap and more of the ring."""
+    """Writes compressed records, two stacks to a zstd frame, until the ring has wrapped around."""
     stacks = CompressedListStorage(MAX_SIZE, scratch_dir=folder, **OPTIONS)
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.4, storage=stacks, batch_size=4)
     for start in range(0, 30, 10):
@@ -168,14 +168,14 @@ DIRECTORIES: dict[str, Callable[[Path], None]] = {
     "ragged": write_ragged,
     "joined": write_joined,
 }
-"""Functions that write a directory of every kind."""
+"""Functions that each write a directory of one kind."""
 
 
 # -- saves -----------------------------------------------------------------------------------------
 
 
 def steps(first: int, count: int) -> TensorDict:
-    """Steps of episodes of three."""
+    """Makes steps of episodes of length three."""
     n = torch.arange(first, first + count)
     obs = n[:, None].float() * torch.tensor([1.0, 0.5])
     done = n[:, None] % 3 == 2
@@ -184,7 +184,7 @@ def steps(first: int, count: int) -> TensorDict:
 
 
 def _rows(filled: bool) -> Any:
-    """A ring of rows and text that has gone round, with priorities, and lanes of one."""
+    """Makes a ring of rows and text that has wrapped around, with priorities and one lane."""
     generator = torch.Generator().manual_seed(3)
     rb = PrioritizedReplayBuffer(
         alpha=0.5, beta=0.25, storage=LazyTensorStorage(8), batch_size=4, generator=generator
@@ -223,7 +223,7 @@ def _episodes(filled: bool) -> Any:
 
 
 def _objects(filled: bool) -> Any:
-    """A list, gone round, of what a record does not hold, and of what only pickle does."""
+    """Makes a list, wrapped around, of objects that a record cannot hold or that need pickle."""
     checkpointer = ListStorageCheckpointer(allow_pickle=True)
     rb = ReplayBuffer(storage=ListStorage(6), checkpointer=checkpointer, batch_size=2)
     items = [
@@ -317,11 +317,11 @@ SAVES: dict[str, Callable[[bool], Any]] = {
     "slices": _slices,
     "ensemble": _ensemble,
 }
-"""Functions that make an empty buffer, or the buffer that was saved, of every kind."""
+"""Functions that each make a buffer of one kind, either empty or filled as it was saved."""
 
 
 def unpack(folder: Path) -> None:
-    """Unpacks the archive: ``directories/<name>`` and ``saves/<name>``."""
+    """Unpacks the archive into ``directories/<name>`` and ``saves/<name>``."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(folder, filter="data")
 

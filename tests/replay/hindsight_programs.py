@@ -1,4 +1,7 @@
-"""Collectors and learners of the tests of hindsight, each a process until it is killed."""
+"""Collectors and learners of the hindsight tests.
+
+Each is a process that runs until it is killed.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ def opened(path: Path, capacity: int) -> LazyMemmapStorage:
 
 
 def length_of(life: Any) -> Any:
-    """Steps of each episode of a collector's life."""
+    """Returns the number of steps in each episode of a collector's life."""
     return 7 + life % 5
 
 
 def steps(life: int, first: int, count: int) -> TensorDict:
-    """Steps of one life of a collector; a goal is a life and a step of it."""
+    """Makes steps of one life of a collector; a goal consists of a life and a step of that life."""
     number = torch.arange(first, first + count)
     of = torch.full((count,), life)
     length = length_of(life)
@@ -72,7 +75,7 @@ def distance(rows: Any) -> torch.Tensor:
 
 
 def require_right(sample: Any, strategy: str = "future") -> None:
-    """Each goal is of the row's own episode, and what follows from it is right."""
+    """Checks that each goal is from the row's own episode and that the derived entries match it."""
     goals, number = sample["goal"], sample["number"]
     assert torch.equal(sample["payload"], number[:, None].expand(-1, 64))
     assert (goals[48:] == NO_GOAL).all()
@@ -86,7 +89,7 @@ def require_right(sample: Any, strategy: str = "future") -> None:
 
 
 def learning(path: Path, capacity: int, rank: int, connection: Any) -> None:
-    """Samples as fast as it can; says what is wrong, and ends then."""
+    """Samples as fast as possible; reports the first error and ends."""
     torch.set_num_threads(1)
     buffer, began = learner(path, capacity, "episode"), False
     while not connection.poll():

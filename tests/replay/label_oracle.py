@@ -1,4 +1,4 @@
-"""What an index of labels has to have found, by looking at every slot."""
+"""Computes the expected content of a label index by examining every slot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Listed = dict[int, list[int]]
 
 
 def by_age(ring: Any) -> np.ndarray[Any, Any]:
-    """Elements that hold an item, the oldest slot first."""
+    """Returns the elements that hold an item, beginning with the oldest slot."""
     held = np.flatnonzero(ring.live.holds())
     first = ring.head % ring.capacity
     held = held[np.argsort((held - first) % ring.capacity)]
@@ -21,7 +21,7 @@ def by_age(ring: Any) -> np.ndarray[Any, Any]:
 
 
 def expected(ring: Any, labels: np.ndarray[Any, Any]) -> Listed:
-    """Items of each label, oldest first, from what lies there."""
+    """Returns the items of each label, oldest first, computed from the ring itself."""
     found: Listed = {}
     for element in by_age(ring).tolist():
         found.setdefault(int(labels[element]), []).append(element)
@@ -29,7 +29,7 @@ def expected(ring: Any, labels: np.ndarray[Any, Any]) -> Listed:
 
 
 def listed(table: Any) -> Listed:
-    """The same of a table."""
+    """Returns the items of each label, oldest first, from an index table."""
     labels, counts = (np.frombuffer(each, np.int64) for each in table.order())
     assert (np.diff(labels) > 0).all()
     assert counts.sum() == table.items
@@ -45,7 +45,7 @@ def listed(table: Any) -> Listed:
 
 
 def looked(index: LabelIndex, storage: Any) -> Listed | None:
-    """What an index finds; None: nothing is there."""
+    """Updates a label index and returns its items, or None if the storage is empty."""
     with index.lock:
         try:
             index.update(storage)

@@ -1,4 +1,4 @@
-"""Collectors that write versions and groups, each a process of its own until it is killed."""
+"""Collectors that write versions and groups. Each is a process that runs until it is killed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shmbuffer import LazyMemmapStorage, LazyStackStorage, TensorDictReplayBuffe
 from shmbuffer._native import _core
 
 SIZE = 4
-FAR = 10**6  # groups of a collector
+FAR = 10**6  # distance between the group numbers of two collectors
 
 
 def opened(path: Path, capacity: int, sampler: Any = None) -> TensorDictReplayBuffer:
-    """The buffer of a name that says whether items are records."""
+    """Opens a buffer; the name of its directory says whether its items are records."""
     storage: Any
     if "records" in path.name:
         storage = LazyStackStorage(
@@ -29,9 +29,9 @@ def opened(path: Path, capacity: int, sampler: Any = None) -> TensorDictReplayBu
 
 
 def items(source: int, first: int, count: int, version: int = 0) -> TensorDict:
-    """Items number ``first`` and on of a collector: SIZE of them are a group, one after the other.
+    """Makes the items of a collector from number ``first`` on; each group has SIZE items.
 
-    Two groups are always open: each has every other item.
+    Two groups are always open at the same time, and their items alternate.
     """
     number = torch.arange(first, first + count)
     lap, place = number // (2 * SIZE), number % (2 * SIZE)
@@ -49,7 +49,7 @@ def items(source: int, first: int, count: int, version: int = 0) -> TensorDict:
 
 
 def without_end(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Writes a few items at a time; versions lag, those of each collector differently."""
+    """Writes a few items at a time, with a different version lag for each collector."""
     torch.set_num_threads(1)
     buffer, written, chance = opened(path, capacity), 0, random.Random(source)
     while not connection.poll():
@@ -62,7 +62,7 @@ def without_end(path: Path, capacity: int, source: int, connection: Any) -> None
 
 
 def dies_at(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Writes some items, and then some more, of which it dies at a point; or edits some."""
+    """Writes some items, then dies at a sync point while it writes or edits more of them."""
     torch.set_num_threads(1)
     buffer = opened(path, capacity)
     point, after, edits = connection.recv()

@@ -1,4 +1,4 @@
-"""What other processes do in these tests. Each runs in a process of its own."""
+"""Functions that these tests run in other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.items import items
 
 
 def write(buffer: ReplayBuffer, value: int, connection: Any) -> None:
-    """Extend once and say where."""
+    """Extends the buffer once and sends the indices."""
     torch.set_num_threads(1)
     index = buffer.extend(items(value, value + 2))
     connection.send((index.tolist(), len(buffer)))
@@ -21,7 +21,7 @@ def write(buffer: ReplayBuffer, value: int, connection: Any) -> None:
 
 
 def write_first(buffer: ReplayBuffer, barrier: Any, value: int) -> None:
-    """Race for the first write."""
+    """Competes with other processes for the first write."""
     torch.set_num_threads(1)
     barrier.wait(60)
     buffer.extend(items(value, value + 2))
@@ -29,7 +29,7 @@ def write_first(buffer: ReplayBuffer, barrier: Any, value: int) -> None:
 
 
 def set_priorities(buffer: Any, connection: Any) -> None:
-    """Give all but one item no priority, as a second learner would."""
+    """Sets all priorities but one to zero, as a second learner would."""
     torch.set_num_threads(1)
     sample = buffer.sample()
     sample["td_error"] = (sample["a"] == 2).float()
@@ -38,7 +38,7 @@ def set_priorities(buffer: Any, connection: Any) -> None:
 
 
 def make_checkpointers_without_h5py(connection: Any) -> None:
-    """Load them as where it is not installed, and tell what the one that needs it says."""
+    """Loads the checkpointers without h5py, and sends the error of the one that needs it."""
     sys.modules["h5py"] = None  # type: ignore[assignment]
     shmbuffer.H5Split(), shmbuffer.H5Combine(), shmbuffer.NestedStorageCheckpointer()
     try:

@@ -1,7 +1,7 @@
-"""A learner's loop that can be saved and gone on with, step by step the same.
+"""A learner's loop that can be saved and resumed, and then repeats the same steps exactly.
 
-As a program it goes on with every save in a folder, in a process of its own, and leaves what it
-sampled beside it: ``python -m tests.replay.resuming FOLDER``.
+As a program, it resumes every save in a folder in a process of its own and writes the samples
+beside each save: ``python -m tests.replay.resuming FOLDER``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from shmbuffer import (
 )
 
 ROOT = Path(__file__).parents[2]
-STEPS, SAVED_AT = 14, 5  # behind a write
-ROOM, WRAPS = 400, 60  # with prefetch nothing is written over: that would be a race of its own
+STEPS, SAVED_AT = 14, 5  # saved after a write
+ROOM, WRAPS = 400, 60  # with prefetch nothing is overwritten, because that would be a race
 EPISODE = 5
 
 SAMPLERS: dict[str, Callable[[int], Any]] = {
@@ -81,7 +81,7 @@ def items(first: int, count: int) -> TensorDict:
 
 
 class Loop:
-    """A buffer, the schedule of its beta, and how far they are."""
+    """A buffer, the schedule of its beta, and the current step of both."""
 
     def __init__(self, case: Case, folder: Path) -> None:
         size = ROOM if case.prefetch else WRAPS
@@ -98,7 +98,7 @@ class Loop:
         self.step = 0
 
     def write(self, first: int, count: int) -> None:
-        """Whole episodes, of two environments in turn."""
+        """Writes whole episodes of two environments in turn."""
         data = items(first, count)
         self.rb.extend(data, streams=(data["episode"] % 2).to(torch.int64))
 
@@ -106,7 +106,7 @@ class Loop:
         self.write(0, 50)
 
     def next(self) -> dict[str, torch.Tensor]:
-        """One step: a batch, its priorities, and every third time new items."""
+        """Runs a step: samples, updates priorities, and writes items at every third step."""
         batch = self.rb.sample()
         found = {
             ".".join(key): value.clone()
@@ -133,7 +133,7 @@ class Loop:
             self.beta.load_state_dict(extra["beta"])
 
     def rest(self) -> list[dict[str, torch.Tensor]]:
-        """What is left of the steps."""
+        """Runs the remaining steps."""
         return [self.next() for _ in range(self.step, STEPS)]
 
     def close(self) -> None:

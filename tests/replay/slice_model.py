@@ -1,4 +1,4 @@
-"""What a slice is, spelled out item by item: what the samplers are compared with."""
+"""A model of slices that is computed item by item and compared with the samplers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Slice = tuple[int, ...]
 
 
 class Item(NamedTuple):
-    """One step of one lane."""
+    """A step of one lane."""
 
     number: int
-    """Its only name: it counts up in the order of writing, and lanes are thousands."""
+    """Unique number of the item: it counts in the order of writing, with 1000 for each lane."""
     done: bool
     episode: int
     lane: int = 0
@@ -25,27 +25,30 @@ class Item(NamedTuple):
 
 
 class History:
-    """Everything that was ever written, in the order in which it was."""
+    """All steps that were ever written, in the order of writing."""
 
     def __init__(self, seed: int, *, lanes: int = 1, ends: float = 0.25) -> None:
         self._random = random.Random(seed)
         self._ends = ends
         self._lanes = lanes
         self._episodes = [lane * 1000 for lane in range(lanes)]
-        self.rows: list[list[Item] | None] = []  # one item a lane; None: a place without items
+        self.rows: list[list[Item] | None] = []  # one item a lane; None for a slot without items
 
     def steps(self, count: int, source: int = 0) -> TensorDict:
-        """The next steps of every lane, as they are written: ``[count]``, or ``[lanes, count]``."""
+        """Returns the next steps of every lane as they are written:
+
+        ``[count]``, or ``[lanes, count]``.
+        """
         new = [[self._step(lane, source, at) for lane in range(self._lanes)] for at in range(count)]
         self.rows += new
         return as_data([list(lane) for lane in zip(*new, strict=True)], self._lanes)
 
     def hole(self, count: int) -> None:
-        """Places were claimed and given back."""
+        """Records slots that were claimed and released without a write."""
         self.rows += [None] * count
 
     def chunk(self, most: int) -> int:
-        """A number of steps from 1 to ``most``."""
+        """Draws a number of steps from 1 to ``most``."""
         return self._random.randint(1, most)
 
     def _step(self, lane: int, source: int, ahead: int) -> Item:
@@ -56,7 +59,7 @@ class History:
         return item
 
     def trajectories(self, capacity: int, *, episodes: bool = True) -> list[list[Item]]:
-        """Of what is still there: of each lane and source, cut at holes, and where episodes end."""
+        """Returns the stored trajectories by lane and source, split at holes and episode ends."""
         streams: dict[tuple[int, int], list[list[Item]]] = {}
         open_: dict[tuple[int, int], list[Item]] = {}
         for row in self.rows[-capacity:]:
@@ -75,7 +78,7 @@ class History:
 
 
 def as_data(lanes: list[list[Item]], width: int) -> TensorDict:
-    """Items ``[lanes][steps]`` as a batch ``[steps]``, or ``[lanes, steps]``."""
+    """Returns items ``[lanes][steps]`` as a batch ``[steps]``, or ``[lanes, steps]``."""
 
     def column(name: str) -> torch.Tensor:
         values = torch.tensor([[getattr(item, name) for item in lane] for lane in lanes])
@@ -101,7 +104,7 @@ def slices(
     left: bool | int = False,
     right: bool | int = False,
 ) -> set[Slice]:
-    """Every slice that may be drawn."""
+    """Returns every slice that may be drawn."""
     found = set()
     for one in trajectories:
         numbers = [item.number for item in one]
@@ -116,7 +119,7 @@ def slices(
 
 
 def cut_up(numbers: torch.Tensor, last: torch.Tensor) -> list[Slice]:
-    """A batch as its slices; ``last`` marks the last step of each."""
+    """Splits a batch into its slices; ``last`` marks the last step of each."""
     assert last.reshape(-1)[-1]
     ends = torch.nonzero(last.reshape(-1)).flatten() + 1
     sizes = torch.diff(ends, prepend=torch.zeros(1, dtype=torch.int64)).tolist()
@@ -124,7 +127,7 @@ def cut_up(numbers: torch.Tensor, last: torch.Tensor) -> list[Slice]:
 
 
 def drawn(rb: Any, batches: int = 1) -> Counter[Slice]:
-    """The slices of some batches, by the numbers of their steps."""
+    """Counts the slices of some batches, each given by the numbers of its steps."""
     found: Counter[Slice] = Counter()
     for _ in range(batches):
         sample = rb.sample()

@@ -1,4 +1,4 @@
-"""Collectors of these tests, each a process of its own until it is told to stop or killed."""
+"""Collectors of the slice tests. Each is a process that runs until it is stopped or killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kit.rings import ring_of
 
 
 def steps(source: int, first: int, count: int, end_every: int) -> TensorDict:
-    """Consecutive steps of one collector."""
+    """Makes consecutive steps of one collector."""
     number = torch.arange(first, first + count)
     done = (number % end_every == end_every - 1).unsqueeze(-1)
     return TensorDict(
@@ -34,7 +34,7 @@ def opened(path: Path, capacity: int) -> TensorDictReplayBuffer:
 
 
 def on_command(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Writes as many steps as it is told, and says how many it has written; claims on a minus."""
+    """Writes the requested steps and reports the total; a negative number only claims slots."""
     torch.set_num_threads(1)
     buffer, written = opened(path, capacity), 0
     while True:
@@ -61,10 +61,10 @@ def without_end(path: Path, capacity: int, source: int, connection: Any) -> None
 
 
 def in_streams(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Writes as many steps of each of its environments as it is told; claims rows on a minus.
+    """Writes the requested steps of each environment; a negative number only claims slots.
 
-    Collector 0 has two environments, collector 1 three, ... A step of all of them is one batch, and
-    each environment's episodes have a length of their own.
+    Collector 0 has two environments, collector 1 has three, and so on. One step of all of them is
+    one batch, and the length of episodes differs between the environments.
     """
     torch.set_num_threads(1)
     buffer, step, envs = opened(path, capacity), 0, source + 2
@@ -79,7 +79,7 @@ def in_streams(path: Path, capacity: int, source: int, connection: Any) -> None:
 
 
 def rows_of_streams(source: int, step: int, envs: int) -> TensorDict:
-    """One step of each environment of a collector."""
+    """Makes one step of each environment of a collector."""
     env = torch.arange(envs)
     done = (step % (5 + env) == 4 + env).unsqueeze(-1)
     number = 10_000 * source + 1000 * env + step
@@ -87,7 +87,7 @@ def rows_of_streams(source: int, step: int, envs: int) -> TensorDict:
 
 
 def up_to_three_thousand(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Writes so many steps in small batches as fast as it can, and waits."""
+    """Writes 3000 steps in small batches as fast as possible, then waits."""
     torch.set_num_threads(1)
     buffer, written, sizes = opened(path, capacity), 0, random.Random(source)
     while written < 3000:

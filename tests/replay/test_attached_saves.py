@@ -1,4 +1,4 @@
-"""A save is a directory of a buffer: it is attached to for reading, looked at, and continued in."""
+"""A save is a buffer directory that can be attached to for reading, inspected and resumed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def items(first: int, stop: int) -> TensorDict:
 
 
 def saved(path: Path, count: int = 12) -> TensorDictPrioritizedReplayBuffer:
-    """Saves a prioritized buffer of 8 slots, whose item 4 has a priority of its own."""
+    """Saves a prioritized buffer of 8 slots in which item 4 has a different priority."""
     rb = TensorDictPrioritizedReplayBuffer(
         alpha=0.7, beta=0.4, storage=LazyTensorStorage(8), batch_size=4
     )
@@ -119,7 +119,7 @@ def test_a_save_is_continued_in_and_is_a_live_buffer_then(tmp_path: Path) -> Non
     again = TensorDictPrioritizedReplayBuffer(
         alpha=0.7, beta=0.4, storage=LazyTensorStorage(8), batch_size=4
     )
-    assert again.loads(tmp_path) == {"step": 7}  # the items are the live buffer's
+    assert again.loads(tmp_path) == {"step": 7}  # the items of the live buffer
     assert (again[:] == rb[:]).all()
 
 
@@ -140,7 +140,7 @@ def test_a_save_is_inspected_checked_exported_and_counted(tmp_path: Path) -> Non
 def test_a_save_of_records_is_attached_to(tmp_path: Path) -> None:
     storage = LazyStackStorage(40, scratch_dir=tmp_path / "run", shared_init=True, max_bytes=2**14)
     with TensorDictReplayBuffer(storage=storage, batch_size=4) as rb:
-        for number in range(60):  # around the byte ring
+        for number in range(60):  # until the byte ring has wrapped around
             rb.add(TensorDict({"number": torch.tensor(number), "x": torch.arange(number % 9)}))
         kept = sorted(int(one["number"]) for one in rb[:].unbind(0))
         rb.dumps(tmp_path / "save")

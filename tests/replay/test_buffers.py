@@ -1,4 +1,4 @@
-"""The buffer: what goes in, what comes out, and what it says about it."""
+"""Buffers: writing, sampling, and what a buffer reports about itself."""
 
 from __future__ import annotations
 
@@ -279,7 +279,8 @@ def test_lists_of_numbers_are_arrays_as_in_a_tensordict(make: Any) -> None:
     rb.extend({"rew": [1.0, 2.0], "obs": [np.zeros(3), np.ones(3)], "td_error": [3.0, 4.0]})
     rb.extend({"rew": [np.float64(3.0), 4], "obs": torch.ones(2, 3).double(), "td_error": [1, 2]})
     rb.add({"rew": 5.0, "obs": (0.5, 0.5, 1), "td_error": 5})
-    rb.extend([{"rew": 6.0, "obs": [1, 2, 3], "td_error": 6}] * 3)  # as many as each has parts
+    # as many items as each entry has elements
+    rb.extend([{"rew": 6.0, "obs": [1, 2, 3], "td_error": 6}] * 3)
     assert rb[:]["rew"].tolist() == [1, 2, 3, 4, 5, 6, 6, 6]
     assert rb[5:8]["obs"].tolist() == [[1, 2, 3]] * 3
     assert rb.sampler.state_dict()["_priorities"][:6].tolist() == [3, 4, 1, 2, 5, 6]
@@ -302,7 +303,7 @@ def test_a_list_in_a_pytree_is_a_node_and_the_error_says_so(make: Any) -> None:
 
 
 class Protocol:
-    """An array of another library, such as JAX's: known by its protocol alone."""
+    """An array of another library, such as JAX, that is recognized only by its protocol."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values
@@ -371,7 +372,7 @@ def test_nothing_is_no_item(kind: type[ReplayBuffer], storage: Any) -> None:
 def test_lists_take_dicts_as_rows_do(
     tmp_path: Path, storage: Any, shared: bool, transforms: list[Any]
 ) -> None:
-    """In the form of TensorDicts, so that samples say their index."""
+    """Samples of lists have the form of TensorDicts and include the index."""
     options: dict[str, Any] = {}
     if shared and storage is not ListStorage:
         options = {"scratch_dir": tmp_path, "shared_init": True, "max_bytes": 2**20}
@@ -451,7 +452,7 @@ def test_updating_without_priorities_gives_the_default_one(make: Any) -> None:
         UserWarning, match=r"no entry 'td_error', .* has the entries \['a', 'td-error'\]"
     ) as said:
         rb.update_tensordict_priority(sample)
-    rb.update_tensordict_priority(sample)  # once is enough: another warning is an error here
+    rb.update_tensordict_priority(sample)  # any further warning is an error here
     assert [one.filename for one in said] == [__file__]
     assert rb.sampler.state_dict()["_priorities"][:3].tolist() == [5.0] * 3
 
@@ -696,7 +697,8 @@ def test_a_tensor_storage_without_entries_gets_those_of_the_first_write(ndim: in
     given = TensorDict({}, [10, 3][:ndim])
     rb = TensorDictReplayBuffer(storage=TensorStorage(given, ndim=ndim), batch_size=6)
     assert len(rb) == 10 * 3 ** (ndim - 1)
-    number = torch.arange(4 * 3 ** (ndim - 1)).view([3, 4][2 - ndim :])  # time is the last
+    # time is the last dimension
+    number = torch.arange(4 * 3 ** (ndim - 1)).view([3, 4][2 - ndim :])
     rb.extend(TensorDict({"a": number, "b": {"c": number[..., None]}}, number.shape))
     assert given["a"][:4].tolist() == number.movedim(-1, 0).tolist()
     assert given["b", "c"][4:].count_nonzero() == 0

@@ -1,4 +1,4 @@
-"""A process killed while it saves leaves the earlier save or the new one, whole."""
+"""A process that is killed during a save leaves the earlier save or the new one, complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.crash
 
 CAPACITY = 6
 COUNTS = {"exchanged", "replaced", "published"}
-"""Steps after which the new save is the one that counts."""
+"""Steps after which the new save is the valid one."""
 
 
 def items(first: int, stop: int) -> TensorDict:
@@ -60,7 +60,7 @@ def new() -> TensorDictPrioritizedReplayBuffer:
 
 
 def state(rb: Any) -> dict[str, Any]:
-    """Everything that a save may change."""
+    """Returns everything that a save may change."""
     return {
         "items": rb[:]["a"].tolist(),
         "other leaf": rb[:]["b", "c"].tolist(),
@@ -73,7 +73,7 @@ def state(rb: Any) -> dict[str, Any]:
 
 
 def steps_until(work: Callable[[], object], at: int | None = None) -> list[str]:
-    """Run ``work`` in a child that is killed at its ``at``-th step; the steps that it came to."""
+    """Runs ``work`` in a child that is killed at its ``at``-th step; returns the steps reached."""
     told, tell = os.pipe()
     pid = os.fork()
     if not pid:
@@ -102,7 +102,7 @@ def steps_until(work: Callable[[], object], at: int | None = None) -> list[str]:
 
 
 def points(names: list[str]) -> list[int]:
-    """The first and the last time that each step is passed."""
+    """Returns the first and the last position at which each step occurs."""
     return sorted(
         {names.index(name) for name in names}
         | {len(names) - 1 - names[::-1].index(name) for name in names}
@@ -145,7 +145,7 @@ def test_a_save_that_is_killed_at_any_step_leaves_a_whole_one(
         else:
             loaded.loads(where)
             assert state(loaded) == expected, f"killed at {names[at]}"
-        # The next process saves as usual, and cleans up.
+        # The next process saves normally and removes the leftovers.
         save()
         loaded = buffer()
         loaded.loads(where)
@@ -157,7 +157,7 @@ def test_a_save_that_is_killed_at_any_step_leaves_a_whole_one(
 
 
 class Mortal(RandomSampler):
-    """Is killed while it is saved, when the storage has been written already."""
+    """A sampler that kills the process while it is saved, after the storage has been written."""
 
     def dumps(self, path: Any) -> None:
         (path / "half").write_text("written")
@@ -171,7 +171,7 @@ def test_a_save_that_is_killed_half_written_leaves_the_one_before(tmp_path: Path
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=Mortal())
     other.extend(items(50, 58))
     assert in_fork(lambda: other.dumps(tmp_path)) == -signal.SIGKILL
-    assert len(os.listdir(tmp_path)) == 2  # its leftovers lie next to the save
+    assert len(os.listdir(tmp_path)) == 2  # the leftovers lie beside the save
     loaded = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
     loaded.loads(tmp_path)
     assert loaded[:]["a"].tolist() == [0, 1, 2]
@@ -208,7 +208,7 @@ def test_a_save_in_place_that_is_killed_leaves_the_buffer_and_whole_parts(
         before()
         steps_until(write_and_save, at)
         with buffer(LazyMemmapStorage(CAPACITY, scratch_dir=where / "storage")) as loaded:
-            extra = loaded.loads(where)  # the live buffer counts, whatever was saved of it
+            extra = loaded.loads(where)  # the live buffer takes precedence over its save
             assert extra == ("now" if names[at] in COUNTS else "before"), names[at]
             assert loaded[:]["a"].tolist() == [0, 1, 2, 100, 101]
             assert (loaded.write_count, ring_of(loaded).cursor) == (5, 5)
@@ -250,7 +250,7 @@ def test_a_process_that_is_killed_while_it_continues_in_a_save_is_followed_by_th
             if not is_killed_at(point, passing, recover):
                 break
             passed.add(point)
-            with attach(where) as read:  # it is a save, or a buffer that is not in use
+            with attach(where) as read:  # either a save, or a buffer that is not in use
                 assert [int(item["a"]) for item in read[:]] == held, f"killed at {point}"
             with attach(where, on_existing="recover") as rb:
                 assert [int(item["a"]) for item in rb[:]] == held, f"killed at {point}"

@@ -262,7 +262,7 @@ def test_leftovers_of_an_earlier_save_are_no_items_of_a_newer_one(
         (ListStorage(4), ["x", "y"]),
         (LazyStackStorage(4, shared_init=True, max_bytes=2**14), [TensorDict(a=torch.arange(3))]),
     ):
-        half = len(items) // 2  # a dictionary is learned from what comes after the first write
+        half = len(items) // 2  # a dictionary is trained on items after the first write
         storage.append(items[:half])
         storage.append(items[half:])
         other = ListStorage(500)

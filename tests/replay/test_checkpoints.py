@@ -1,4 +1,4 @@
-"""A buffer that is saved and loaded: everything comes back by value, or nothing is changed."""
+"""A save that is loaded restores every value; a load that fails changes nothing."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_everything_comes_back_by_value(make: MakeStorage, count: int, tmp_path:
     )
     assert ring_of(other).tree.max_priority == ring_of(rb).tree.max_priority
     assert other.sampler.default_priority == rb.sampler.default_priority
-    # From here on the two cannot be told apart.
+    # From here on both buffers behave identically.
     for one in (rb, other):
         one.extend(items(100, 103))
     assert numbers(other[:]) == numbers(rb[:])
@@ -195,7 +195,7 @@ def test_text_and_objects_next_to_tensors_come_back(tmp_path: Path) -> None:
     assert found[:3] == notes[:3]
     assert type(found[2]) is tuple
     assert torch.equal(found[3], torch.arange(3))
-    # in TorchRL's layout, as far as JSON can hold it
+    # in TorchRL's layout, as far as JSON can represent it
     texts = ReplayBuffer(storage=LazyTensorStorage(3))
     texts.extend(TensorDict({"t": NonTensorStack("x", "y")}, [2]))
     texts.dumps(tmp_path / "texts", layout="torchrl")
@@ -267,7 +267,7 @@ def test_several_dimensions_come_back(make: MakeStorage, tmp_path: Path) -> None
 def test_items_that_are_missing_stay_missing(make: MakeStorage, tmp_path: Path) -> None:
     rb = learner(make(6))
     rb.extend(items(0, 3))
-    ring_of(rb).claims.claim(1)  # its writer gave up
+    ring_of(rb).claims.claim(1)  # its writer abandoned the claim
     ring_of(rb).claims.abort()
     rb.extend(items(4, 5))
     rb.dumps(tmp_path)
@@ -320,7 +320,7 @@ def test_the_source_of_an_item_is_kept_and_no_new_client_gets_it(
         assert rest == [first, second] * 2
         assert len({first, second, new}) == 3
         writers = layout.writer_of(ring_of(loaded).live.sources[:2])
-        assert writers.min() >= layout.INCARNATIONS  # no client of this buffer gets these
+        assert writers.min() >= layout.INCARNATIONS  # no client of this buffer uses these numbers
         loaded.dumps(tmp_path / "again")
     again = LazyTensorStorage(10)
     again.loads(tmp_path / "again" / "storage")
@@ -397,7 +397,7 @@ def test_generations_are_written_as_torchrl_counts_them(tmp_path: Path) -> None:
 
 
 class Scale(torch.nn.Module):
-    """A transform with a state."""
+    """A transform with state."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -425,7 +425,7 @@ def test_the_state_of_transforms_comes_back(layout: str, tmp_path: Path) -> None
 
 
 class Chain(torch.nn.Module):
-    """What TorchRL's Compose is to the outside."""
+    """A stand-in for TorchRL's Compose."""
 
     def __init__(self, *factors: float) -> None:
         super().__init__()
@@ -460,7 +460,7 @@ def test_nothing_is_unpickled(place: str, tmp_path: Path) -> None:
     else:
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(pickle.dumps(Trap(tmp_path / "trapped")))
-    if place.startswith("storage"):  # as tensordict saves what is no tensor
+    if place.startswith("storage"):  # as tensordict saves objects that are not tensors
         (file.parent / "meta.json").write_text('{"_type": "NonTensorData"}')
         metadata = file.parent.parent / "storage_metadata.json"
         metadata.write_text('{"is_pytree": false, "len": 3, "metadata": {}}')
@@ -502,7 +502,7 @@ def test_a_generator_that_is_there_is_set_and_one_that_is_not_is_made(tmp_path: 
     assert third.sampler._rng is third.generator is not None
     assert torch.equal(third.generator.get_state(), mine.get_state())
     rb.set_rng(None)
-    rb.dumps(tmp_path / "with")  # over the one with a generator: that is not left behind
+    rb.dumps(tmp_path / "with")  # replaces the save with a generator, whose state must not remain
     fourth = ReplayBuffer(storage=LazyTensorStorage(4))
     fourth.loads(tmp_path / "with")
     assert fourth.generator is None
@@ -524,7 +524,7 @@ def test_batches_that_were_made_ahead_are_drawn_again(tmp_path: Path) -> None:
         for one in (rb, plain):
             one.extend(items(0, 12))
             one.sample()
-        rb.dumps(tmp_path)  # two more batches were drawn, and nobody has seen them
+        rb.dumps(tmp_path)  # two more batches are prefetched but not delivered
         other.extend(items(50, 62))
         other.sample()
         other.loads(tmp_path)
@@ -741,7 +741,7 @@ def test_a_save_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> N
                 held = ring_of(other).live.committed()
                 given = ring_of(other).tree.priorities(held)
                 expected = other[:]["a"].numpy() + 1.0
-                default = held < 5  # those that we wrote ourselves, as long as they are there
+                default = held < 5  # items that were written here, while they are still stored
                 assert np.array_equal(given[~default], expected[~default])
                 assert (ring_of(other).cursor - count) % capacity in (0, 5)
 
@@ -762,7 +762,7 @@ def test_a_buffer_that_others_use_is_not_loaded_into(directory: Any, tmp_path: P
 
 
 class SavesAgain(torch.nn.Module):
-    """While it is loaded another process saves again, as a trainer may during an evaluation."""
+    """Is saved again by another process while it loads, as a trainer may do in an evaluation."""
 
     def __init__(self, rb: ReplayBuffer, path: Path, times: int) -> None:
         super().__init__()
@@ -876,7 +876,7 @@ def test_a_disk_without_room_leaves_the_save_before(tmp_path: Path) -> None:
 
 
 def close_what_torch_left_open(folder: Path) -> None:
-    """Where `torch.from_file` cannot extend a file, it does not close it either."""
+    """Closes files that `torch.from_file` leaves open if it cannot extend them."""
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
             target = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -887,7 +887,7 @@ def close_what_torch_left_open(folder: Path) -> None:
 def test_room_is_taken_before_it_is_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store to a map of a file for which there is no room would end the process."""
+    """A store to a mapped file would end the process if the disk were full."""
     rb = ReplayBuffer(storage=LazyTensorStorage(100))
     rb.extend(items(0, 100))
 
@@ -914,16 +914,17 @@ def test_a_storage_that_lies_there_already_is_not_copied(tmp_path: Path) -> None
         file = tmp_path / "storage" / "a.memmap"
         inode = file.stat().st_ino
         rb.dumps(tmp_path)
-        rb.extend(items(11, 12))  # the files are the live buffer's
+        rb.extend(items(11, 12))  # the files belong to the live buffer
         rb.dumps(tmp_path)
         assert file.stat().st_ino == inode
         assert os.listdir(tmp_path) == ["storage"]
         assert (tmp_path / "storage" / PARTS / "sampler.jsonl").is_file()
         rb.extend(items(12, 13))
-    again = in_place(tmp_path)  # not asked whether it may exist: loads is what it is there for
+    again = in_place(tmp_path)  # no on_existing is needed, because loads expects a directory
     with learner(again, beta=0.9) as other:
         other.loads(tmp_path)
-        assert sorted(numbers(other[:])) == list(range(5, 13))  # what is there, not what was saved
+        # the current items rather than the saved ones
+        assert sorted(numbers(other[:])) == list(range(5, 13))
         assert other.write_count == 13
         assert other.sampler.beta == 0.4
         assert ring_of(other).tree.priorities()[4] == 5.0 or other[4]["a"] != 4
@@ -958,7 +959,7 @@ def test_a_live_buffer_is_loaded_elsewhere_as_it_is_now(tmp_path: Path) -> None:
         rb.extend(items(3, 5))
         rb.update_priority(torch.tensor([4]), torch.tensor([6.0]))
         other = learner(LazyTensorStorage(20))
-        other.loads(tmp_path)  # while it is open, and after it was closed
+        other.loads(tmp_path)  # while the save is open, and after it was closed
         assert numbers(other[:]) == [0, 1, 2, 3, 4]
         assert other.write_count == 5
         assert ring_of(other).tree.priorities()[4] == ring_of(other).tree.max_priority == 6.0
@@ -976,7 +977,8 @@ def test_the_files_of_another_buffer_are_not_saved_over(tmp_path: Path) -> None:
             with pytest.raises(BufferExistsError, match="is the scratch directory of a buffer"):
                 rb.dumps(path)
         with pytest.raises(BufferExistsError):
-            other.dumps(tmp_path / "storage")  # its own: the parent is what can be saved to
+            # its own storage folder; only the parent can be a save
+            other.dumps(tmp_path / "storage")
         with pytest.raises(BufferExistsError):
             rb.storage.dumps(tmp_path / "storage")
         assert numbers(other[:]) == [7]
@@ -1019,7 +1021,7 @@ def test_a_bare_directory_of_tensordict_is_taken_over_with_its_items(
 
 
 class Noting:
-    """A hook that looks at what it is told."""
+    """A hook that records its arguments."""
 
     def __init__(self) -> None:
         self.shift: Any = None
@@ -1040,7 +1042,7 @@ def test_save_hooks_are_told_where_the_ring_is(
     collector, rb = ReplayBuffer(storage=directory(8)), ReplayBuffer(storage=directory(8))
     collector.extend(items(0, count))
     hook = Noting()
-    rb.register_save_hook(hook)  # of a learner that never wrote anything
+    rb.register_save_hook(hook)  # a learner that never wrote
     rb.dumps(tmp_path / "run")
     assert hook.calls == [([8], shift, is_full)]
 
@@ -1092,7 +1094,7 @@ def test_a_pytree_that_hooks_made_is_saved_as_it_is(tmp_path: Path) -> None:
 
 
 class TextFile(StorageCheckpointerBase):
-    """A checkpointer of the user's, by TorchRL's protocol."""
+    """A user's checkpointer that follows TorchRL's protocol."""
 
     def dumps(self, storage: Any, path: Any) -> None:
         path.mkdir(exist_ok=True)
@@ -1130,7 +1132,7 @@ def test_a_custom_checkpointer_is_used(tmp_path: Path) -> None:
 
 
 class CountedLoads(TensorStorageCheckpointer):
-    """Derived from ours, with one method changed."""
+    """A subclass of our checkpointer with one method overridden."""
 
     count = 0
 
@@ -1151,7 +1153,7 @@ def test_a_changed_method_of_ours_is_called_by_the_buffer(tmp_path: Path) -> Non
 
 
 class Rows(Storage):
-    """A storage of the user's own."""
+    """A user's storage."""
 
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
@@ -1176,7 +1178,7 @@ class Rows(Storage):
 
 
 class Latest(Sampler):
-    """A sampler of the user's own, with a state, or with files of its own."""
+    """A user's sampler, with a state or with files of its own."""
 
     def __init__(self, files: bool) -> None:
         self.drawn = 0
@@ -1203,7 +1205,7 @@ class LatestInFiles(Latest):
 
 
 class Forwards(Writer):
-    """A writer of the user's own."""
+    """A user's writer."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -1327,7 +1329,7 @@ def test_items_with_a_lazy_stack_in_them_come_back(tmp_path: Path) -> None:
 def test_an_interrupt_that_numpy_swallows_is_not_taken_for_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where numpy asks an open file whether it is a path, Ctrl-C becomes this TypeError."""
+    """Ctrl-C becomes this TypeError while numpy checks whether an open file is a path."""
 
     def swallows(*_: object, **__: object) -> None:
         raise TypeError("expected str, bytes or os.PathLike object, not BufferedReader")
@@ -1351,7 +1353,7 @@ def test_a_storage_that_may_use_what_exists_continues_in_a_save(tmp_path: Path) 
     storage = LazyMemmapStorage(4, scratch_dir=place, shared_init=True)
     with TensorDictReplayBuffer(storage=storage) as continued:
         continued.extend(TensorDict({"a": torch.tensor([3])}, [1]))
-        rb.loads(tmp_path)  # of the live buffer that it is now
+        rb.loads(tmp_path)  # the save of the current live buffer
     assert rb[:]["a"].tolist() == [0, 1, 2, 3]
 
 

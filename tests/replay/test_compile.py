@@ -1,4 +1,4 @@
-"""torch.compile leaves the native calls alone, and stops recompiling."""
+"""torch.compile skips the native calls and stops recompiling."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 def frames() -> int:
-    """How often something was compiled so far."""
+    """Returns the number of compilations so far."""
     return int(counters["frames"]["total"])
 
 

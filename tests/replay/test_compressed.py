@@ -1,4 +1,4 @@
-"""Items are compressed when they are written, and come back as they were."""
+"""Items are compressed when they are written and come back unchanged."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_the_example_of_the_document_runs() -> None:
     rb = ReplayBuffer(storage=storage, batch_size=5)
     images = torch.randn(10, 3, 84, 84)
     assert rb.extend(TensorDict({"obs": images}, batch_size=[10])).tolist() == list(range(10))
-    with pytest.warns(UserWarning, match="batch_size=3"):  # the document asks for another size
+    with pytest.warns(UserWarning, match="batch_size=3"):  # the batch has another size
         sample, info = rb.sample(3, return_info=True)
     assert sample["obs"].shape == torch.Size([3, 3, 84, 84])
     assert torch.equal(sample["obs"], images[info["index"]])
@@ -299,7 +299,7 @@ def test_a_function_of_the_user_is_called_once_for_each_tensor(way: str) -> None
     else:
         rb.add(items[0])
         rb.add(items[1])
-    once = [(torch.float32, (3,)), (torch.bfloat16, ())]  # a tensor without numbers has no bytes
+    once = [(torch.float32, (3,)), (torch.bfloat16, ())]  # an empty tensor has no bytes
     assert sorted(compressed, key=str) == sorted(once * 2, key=str)
     assert rb[1]["x"].tolist() == items[1]["x"].tolist()
     assert expanded == once
@@ -326,5 +326,5 @@ def test_items_of_an_unknown_compression_fn_are_refused_before_anything_changes(
     zstd = CompressedListStorage(4)
     zstd.set(range(2), [torch.arange(100), torch.ones(3, 4)])
     other = CompressedListStorage(4, **functions)
-    other.load_state_dict(zstd.state_dict())  # zstd needs no function
+    other.load_state_dict(zstd.state_dict())  # zstd needs no user function
     assert torch.equal(other.get(0), torch.arange(100))

@@ -1,4 +1,4 @@
-"""Saving and loading: everything that decides what the next sample is comes back."""
+"""Saving and loading restore everything that determines the next sample."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_save_is_restored(maker: Maker, transfer: Transfer, tmp_path: Path) ->
     assert_are_steps(other[:])
     assert (len(other), other.write_count) == (12, 17)
     assert_are_steps(other.sample(), slices=maker.case.draws_slices)
-    # and it goes on as the first one does
+    # The loaded buffer continues exactly as the first one does.
     for buffer in (rb, other):
         buffer.extend(steps(17, 22))
     assert numbers(other[:]) == numbers(rb[:])
@@ -178,7 +178,7 @@ def test_priorities_come_back(storage: Any, transfer: Transfer, tmp_path: Path) 
     weights = dict(zip(numbers(sample), sample["priority_weight"].tolist(), strict=True))
     expected = {number: (mass[number] / mass[1]) ** -0.5 for number in (0, 2, 3)}
     assert weights == pytest.approx(expected, rel=1e-4)
-    other.extend(steps(4, 5))  # with the largest priority that the first buffer has seen
+    other.extend(steps(4, 5))  # with the largest priority of the first buffer
     rb.extend(steps(4, 5))
     assert float(other.sampler.default_priority) == float(rb.sampler.default_priority) == 4.0
     rb.update_priority(torch.arange(4), 0.0)

@@ -1,7 +1,7 @@
-"""One buffer and every kind of client: each does what the others do, and sees what they did.
+"""Every kind of client of one buffer supports the same calls and sees the others' changes.
 
-A client is the buffer of the coordinator, a handle of `attach`, one that was pickled, or one of
-arrays. All of them take a dict of arrays as a batch.
+A client is the coordinator's buffer, a handle from `attach`, a handle that was pickled, or a client
+of arrays. All of them accept a dict of arrays as a batch.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ other = client
 
 
 def steps(start: int, stop: int, **entries: Any) -> dict[str, Any]:
-    """Steps as arrays; every other entry follows from ``id``."""
+    """Makes steps as arrays in which every other entry follows from ``id``."""
     number = np.arange(start, stop)
     return {"id": number, "next": {"obs": number[:, None] * np.array([1.0, 10.0])}, **entries}
 
 
 def column(sample: Any, *key: str) -> list[Any]:
-    """An entry of all items of a sample. Records of a client of arrays are a list."""
+    """Returns an entry of all items of a sample; the records of an array client are a list."""
     if not isinstance(sample, list):
         for name in key:
             sample = sample[name]
@@ -85,13 +85,13 @@ def column(sample: Any, *key: str) -> list[Any]:
 
 
 def base(client: Any) -> int:
-    """The ticket of the item 0, from which on items were written in the order of their ids."""
+    """Returns the ticket of item 0; later items were written in the order of their ids."""
     sample = client.sample(1)
     return int(column(sample, "index_generation")[0] - column(sample, "id")[0])
 
 
 def drawn(client: Any, batches: int = 20) -> set[int]:
-    """The ids of the items of some batches, all entries of which follow from their ids."""
+    """Returns the ids drawn in some batches, after checking the other entries against them."""
     found: set[int] = set()
     for _ in range(batches):
         sample = client.sample(8)
@@ -119,7 +119,7 @@ def test_every_client_draws_whole_items_that_any_client_wrote(client: Any, other
     assert other.stats()["inserts"] == inserts + 12
 
 
-@pytest.mark.parametrize("storage", ["rows"])  # records have no form in common
+@pytest.mark.parametrize("storage", ["rows"])  # the clients have no common form of records
 @each_client
 def test_a_batch_of_another_form_is_refused_and_changes_nothing(client: Any) -> None:
     for wrong in (np.zeros((2, 3)), np.zeros((2, 2), np.int8)):
@@ -153,7 +153,7 @@ def test_a_priority_of_an_item_that_was_written_over_is_dropped_and_counted(
     stale = other.stats()["updates_stale"]
     sample = client.sample(40)
     index, tickets = (np.array(column(sample, key)) for key in ("index", "index_generation"))
-    other.extend(steps(3, 14))  # over the items 0 and 1
+    other.extend(steps(3, 14))  # overwrites the items 0 and 1
     gone = int((index < 2).sum())
     assert 0 < gone < 40
     assert client.update_priority(index, np.zeros(40), generation=tickets) == (40 - gone, gone)
@@ -165,7 +165,7 @@ def test_a_priority_of_an_item_that_was_written_over_is_dropped_and_counted(
 @each_client
 @pytest.mark.parametrize("given", [False, True], ids=["index", "index and generation"])
 def test_an_index_of_minus_one_is_left_out(client: Any, given: bool) -> None:
-    """It stands for an item that a writer has not kept."""
+    """An index of -1 stands for an item that a writer did not keep."""
     index, priority = np.array([-1, 2, -1, 0]), np.array([9.0, 5.0, 9.0, 0.0])
     tickets = base(client) + np.array([0, 2, 0, 0]) if given else None
     assert client.update_priority(index, priority, generation=tickets) == (2, 0)

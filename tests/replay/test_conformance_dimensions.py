@@ -1,4 +1,4 @@
-"""Storages of several dimensions: lanes beside time, what counts, and what an index is."""
+"""Storages of several dimensions: lanes beside time, lengths, and multidimensional indices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ every_ring = pytest.mark.parametrize(
 
 
 def grid(lanes: int, start: int, stop: int) -> TensorDict:
-    """``[lanes, stop - start]``: the id of a step is ten times its lane, plus its time."""
+    """Makes steps ``[lanes, stop - start]`` whose id is ten times the lane plus the time."""
     number = torch.arange(lanes)[:, None] * 10 + torch.arange(start, stop)
     return TensorDict(
         {"id": number, "obs": torch.stack([number.float(), -number.float()], -1)},

@@ -1,4 +1,4 @@
-"""Several buffers as one: from which of them a sample comes, and how it is read."""
+"""Ensembles: from which buffer each sample comes, and how ensembles are read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.product(few=3)
 
 
 def items(buffer: int, count: int) -> TensorDict:
-    """Items whose ids say which buffer they are of."""
+    """Makes items whose ids identify their buffer."""
     number = torch.arange(count) + 100 * buffer
     return TensorDict({"id": number, "obs": number.unsqueeze(-1).float()}, [count])
 
@@ -42,7 +42,7 @@ def storage(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(params=["buffers", "parts"])
 def ensemble(request: pytest.FixtureRequest, storage: Any) -> Any:
-    """Makes an ensemble of three, with 5, 6 and 7 items."""
+    """Makes an ensemble of three buffers with 5, 6 and 7 items."""
 
     def made(**options: Any) -> Any:
         options = {"batch_size": 6, "sample_from_all": True, **options}
@@ -222,7 +222,7 @@ def test_saving_and_loading_every_buffer(ensemble: Any, tmp_path: Any) -> None:
     other = ensemble()
     for number in range(3):
         other[number].empty()
-    for name in ("²", "٣"):  # as another program may leave them
+    for name in ("²", "٣"):  # names that another program may have left
         (tmp_path / "ensemble" / "storage" / name).mkdir()
     other.loads(tmp_path / "ensemble")
     for number in range(3):

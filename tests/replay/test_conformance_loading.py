@@ -1,4 +1,4 @@
-"""A save or a state of one storage is loaded into any other that can hold its items."""
+"""A save or a state of one storage loads into any other storage that can hold its items."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ each_target = pytest.mark.parametrize("target", OBJECTS)
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes prioritized buffers with a storage of that name."""
+    """Makes prioritized buffers by the name of the storage."""
     makers: list[Maker] = []
 
     def buffer(storage: str, max_size: int | None = 20, **options: Any) -> Any:

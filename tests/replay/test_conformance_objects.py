@@ -1,4 +1,4 @@
-"""Lists of any kind, in one process or shared: their items may be more than tensors."""
+"""Lists of any kind, private or shared, whose items need not be tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rb_of(maker: Maker, **options: Any) -> ReplayBuffer:
 
 
 def everything(maker: Maker, *items: Any) -> Any:
-    """What a buffer makes of all its items."""
+    """Writes items into a new buffer and returns all that it reads back."""
     rb = rb_of(maker)
     rb.extend(list(items))
     return rb[:]
@@ -316,7 +316,7 @@ def test_threads_read_whole_items_while_another_one_writes(maker: Maker) -> None
         try:
             while not stop.is_set():
                 assert_are_steps(rb.sample())
-        except BaseException as error:  # is raised below
+        except BaseException as error:  # raised again below
             failed.append(error)
 
     readers = [threading.Thread(target=read) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The three parts: exchanged at any time, somebody else's among them; a buffer's own account."""
+"""The parts of a buffer: exchanged at any time, or written by users; and the buffer's repr."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def test_an_immutable_dataset_refuses_to_be_written(maker: Maker) -> None:
     assert_are_steps(rb.sample())
 
 
-# -- made of somebody else's ----------------------------------------------------------------------
+# -- parts written by users -----------------------------------------------------------------------
 
 
 class Latest(Sampler):
-    """Draws the newest items, and remembers what it was told."""
+    """Draws the newest items, and records its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class Backwards(Writer):
 
 
 class ForeignStorage(Storage):
-    """A dict of items."""
+    """A storage on top of a dict."""
 
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)

@@ -1,4 +1,4 @@
-"""Places of a storage: items are put and found by index, and what is no place says so."""
+"""Slots of a storage: items are set and read by index, and an invalid index raises."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ every_list = pytest.mark.parametrize(
 
 
 def ids(items: Any) -> list[int]:
-    """The ids of several items, which lists give as a list."""
+    """Returns the ids of several items, which lists return as a list."""
     return [int(one["id"]) for one in items]
 
 
 @pytest.mark.product
 @every_storage
 def test_where_nothing_was_written_there_is_nothing(maker: Maker, tmp_path: Path) -> None:
-    """Also in a directory that the first write would make."""
+    """Includes a directory that does not exist before the first write."""
     rb = maker.buffer(10)
     if maker.case.shared:
         rb.set_storage(maker.storage(10, name="later", shared_init=False))

@@ -1,4 +1,4 @@
-"""Priorities: where they come from, what is drawn, and what the importance weights are."""
+"""Priorities: their sources, the draws that follow from them, and the importance weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EPS = 1e-8
 every_storage = pytest.mark.parametrize(
     "maker", cases(samplers=("prioritized",), writers=("round robin",)), indirect=True, ids=str
 )
-# A list of any kind keeps its priorities in the same way.
+# Every kind of list stores its priorities in the same way.
 every_table = pytest.mark.parametrize(
     "maker",
     cases(("list", "memory", "directory"), ("prioritized",), ("round robin",)),
@@ -46,13 +46,13 @@ every_table = pytest.mark.parametrize(
 
 
 def learner(maker: Maker, max_size: int = 10, **options: Any) -> Any:
-    """A `TensorDictPrioritizedReplayBuffer` on the storage of the case."""
+    """Makes a `TensorDictPrioritizedReplayBuffer` on the storage of the case."""
     options = {"alpha": 0.7, "beta": 0.9, "batch_size": 400, **options}
     return TensorDictPrioritizedReplayBuffer(storage=maker.storage(max_size), **options)
 
 
 def weights_of(rb: Any, key: str = "id") -> dict[int, float]:
-    """The importance weight of every item that is drawn."""
+    """Returns the importance weight of every item that is drawn."""
     sample = rb.sample()
     return dict(zip(sample[key].tolist(), sample["priority_weight"].tolist(), strict=True))
 
@@ -60,14 +60,14 @@ def weights_of(rb: Any, key: str = "id") -> dict[int, float]:
 def expected_weights(
     priorities: dict[int, float], alpha: float = 0.7, beta: float = 0.9
 ) -> dict[int, float]:
-    """Schaul et al., section 3.4, with TorchRL's normalisation: by the least likely item."""
+    """Returns the weights of Schaul et al., section 3.4, normalized as in TorchRL."""
     mass = {item: (priority + EPS) ** alpha for item, priority in priorities.items()}
     least = min(mass.values())
     return {item: (one / least) ** -beta for item, one in mass.items()}
 
 
 def assert_priorities(rb: Any, priorities: dict[int, float], **exponents: float) -> None:
-    """Draws and weights follow these priorities."""
+    """Checks that draws and weights follow these priorities."""
     assert weights_of(rb) == pytest.approx(expected_weights(priorities, **exponents), rel=1e-4)
 
 
@@ -120,7 +120,7 @@ def test_new_items_get_the_largest_raw_priority_so_far(maker: Maker) -> None:
     assert rb.sampler.default_priority == 9.0
     rb.extend(steps(3, 5))
     assert_priorities(rb, {0: 0.25, 1: 9.0, 2: 1.0, 3: 9.0, 4: 9.0})
-    rb.update_priority(1, 0.5)  # the largest ever, not the current largest
+    rb.update_priority(1, 0.5)  # the largest priority ever, not the current largest
     rb.add(steps(5, 6)[0])
     assert_priorities(rb, {0: 0.25, 1: 0.5, 2: 1.0, 3: 9.0, 4: 9.0, 5: 9.0})
 
@@ -281,7 +281,7 @@ def test_items_are_drawn_in_proportion_to_their_mass(maker: Maker) -> None:
     rb = learner(maker, alpha=1.0, beta=1.0, batch_size=5000)
     rb.extend(with_priorities(0, [1.0, 2.0, 3.0, 4.0]))
     counts = Counter(numbers(rb.sample()))
-    # Standard deviations are 21 to 35.
+    # The standard deviations are 21 to 35.
     for number in range(4):
         assert abs(counts[number] - 500 * (number + 1)) < 200
 
@@ -302,7 +302,7 @@ def test_alpha_and_beta_may_be_changed_at_any_time(maker: Maker) -> None:
     rb.extend(with_priorities(0, [1.0, 2.0, 3.0]))
     rb.sampler.beta = 0.4
     assert_priorities(rb, {0: 1.0, 1: 2.0, 2: 3.0}, beta=0.4)
-    for alpha in (0.3, 0.0, 1.0):  # the priorities are kept as they were given
+    for alpha in (0.3, 0.0, 1.0):  # priorities are stored before the exponent is applied
         rb.sampler.alpha = alpha
         assert rb.sampler.alpha == alpha
         assert_priorities(rb, {0: 1.0, 1: 2.0, 2: 3.0}, alpha=alpha, beta=0.4)

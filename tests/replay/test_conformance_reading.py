@@ -1,4 +1,4 @@
-"""Reading and changing in place: every kind of index, every form that data may have."""
+"""Reading and in-place changes with every kind of index and every form of data."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_set_and_update_change_entries_of_stored_items(maker: Maker) -> None:
 
 
 def forms(start: int, stop: int) -> dict[str, Any]:
-    """One batch in every form."""
+    """Returns one batch in every form."""
     number = torch.arange(start, stop)
     obs = number.unsqueeze(-1) * torch.tensor([1.0, 10.0])
     return {
@@ -236,7 +236,7 @@ def leaves(data: Any) -> list[torch.Tensor]:
 
 
 def assert_same(got: Any, expected: Any) -> None:
-    """Of the same form down to the leaves, and equal."""
+    """Checks that two values have the same form and equal leaves."""
     assert type(got) is type(expected) or isinstance(got, torch.Tensor)
     if isinstance(expected, dict):
         assert set(got) == set(expected)

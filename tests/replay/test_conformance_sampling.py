@@ -1,4 +1,4 @@
-"""Sampling: what comes back, how often, in which order, from which seed, and when it ends."""
+"""Sampling: the form, number and order of items, seeds, and the end of an iteration."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_uniform_means_uniform(maker: Maker) -> None:
     counts: Counter[int] = Counter()
     for _ in range(8):
         counts.update(numbers(rb.sample()))
-    # 4000 draws of 8 items: 500 each, and a standard deviation of 21.
+    # 4000 draws of 8 items: each is expected 500 times, with a standard deviation of 21.
     assert set(counts) == set(range(4, 12))
     assert all(380 < count < 620 for count in counts.values())
 
@@ -256,7 +256,7 @@ def test_iteration_can_be_interrupted_and_restarted(maker: Maker, prefetch: int 
         assert len(batch) == 3
         break
     rest = [numbers(batch) for batch in rb]
-    assert [len(batch) for batch in rest] == [3, 3, 1]  # of the pass that was begun
+    assert [len(batch) for batch in rest] == [3, 3, 1]  # the rest of the pass
     assert [len(batch) for batch in rb] == [3, 3, 3, 1]
 
 
@@ -316,7 +316,7 @@ def test_the_same_seed_draws_the_same_batches(maker: Maker, prefetch: int | None
         return [numbers(rb.sample()) for _ in range(6)]
 
     first = drawn("a", 1)
-    torch.rand(3)  # the default generator has no part in it
+    torch.rand(3)  # the default generator has no effect
     assert drawn("b", 1) == first
     assert drawn("c", 2) != first
 

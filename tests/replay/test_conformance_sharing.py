@@ -1,4 +1,4 @@
-"""Several processes on one buffer: what is visible, what works, and what refuses and says why."""
+"""Several processes on one buffer: what they see, what works, and what is refused and why."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_sample_says_which_write_its_items_are_of(maker: Maker) -> None:
 def test_slices_do_not_cross_from_one_collector_to_another(maker: Maker) -> None:
     learner = maker.buffer(12, batch_size=12)
     one, other = maker.buffer(12), maker.buffer(12)
-    for at in range(3):  # they take turns, and their trajectories have the same numbers
+    for at in range(3):  # the writers take turns, and use the same trajectory numbers
         one.extend(steps(2 * at, 2 * at + 2))
         other.extend(steps(100 + 2 * at, 100 + 2 * at + 2))
     for _ in range(40):
@@ -106,7 +106,7 @@ def test_slices_do_not_cross_from_one_collector_to_another(maker: Maker) -> None
 
 
 def works_on(rb: Any, connection: Connection) -> None:
-    """What another process sees of the buffer, and does with it."""
+    """Reads and changes the buffer in another process, and sends what it sees."""
     torch.set_num_threads(1)
     seen = (len(rb), rb["id"].tolist())
     rb.extend(steps(6, 9))
@@ -119,7 +119,7 @@ def works_on(rb: Any, connection: Connection) -> None:
 
 
 def exchange(rb: Any, context: Any) -> None:
-    """Both processes write, read and change, in turns."""
+    """Lets both processes write, read and change items in turn."""
     here, there = context.Pipe()
     process = context.Process(target=works_on, args=(rb, there))
     process.start()

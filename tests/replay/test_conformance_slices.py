@@ -1,4 +1,4 @@
-"""Slices of trajectories: contiguous, whole, of one trajectory, marked at their end."""
+"""Slices are contiguous, complete, from one trajectory, and marked at their end."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def buffer(maker: Maker, max_size: int, batch_size: int, **options: Any) -> Any:
 
 
 def slices(sample: Any, length: int | None = None) -> list[list[int]]:
-    """The ids of each slice: cut behind every truncated step, or after ``length``."""
+    """Returns the ids of each slice, split behind each truncated step or after ``length`` steps."""
     ids = numbers(sample)
     if length is not None:
         return [ids[at : at + length] for at in range(0, len(ids), length)]
@@ -80,7 +80,7 @@ def slices(sample: Any, length: int | None = None) -> list[list[int]]:
 
 
 def is_slice(ids: list[int]) -> bool:
-    """Consecutive steps of one trajectory."""
+    """True if these are consecutive steps of one trajectory."""
     return ids == list(range(ids[0], ids[0] + len(ids))) and len({at // STEPS for at in ids}) == 1
 
 
@@ -169,7 +169,7 @@ def test_slices_are_counted_or_measured_not_both_and_not_neither(cls: Any) -> No
 
 
 def trajectories(*lengths: int) -> TensorDict:
-    """Trajectories of these lengths, one after another."""
+    """Makes consecutive trajectories of these lengths."""
     count = sum(lengths)
     number = torch.arange(count)
     episode = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -192,7 +192,7 @@ def test_strictly_no_trajectory_is_chosen_that_is_too_short(maker: Maker) -> Non
     for _ in range(20):
         sample = rb.sample()
         assert set(sample["episode"].tolist()) <= {1, 3}
-        assert len(sample) in (4, 8)  # without replacement there are two slices in a pass
+        assert len(sample) in (4, 8)  # without replacement, a pass has two slices
 
 
 @every_sampler
@@ -383,7 +383,7 @@ def test_after_wrapping_the_priorities_are_those_of_the_new_items(maker: Maker) 
     rb = buffer(maker, 12, 20)
     rb.extend(steps(0, 12))
     rb.update_priority(torch.arange(12), torch.tensor([0.0] * 8 + [1e-3] * 4))
-    rb.extend(steps(12, 20))  # over the items of priority 0, with the default priority
+    rb.extend(steps(12, 20))  # overwrites items of priority 0 with the default priority
     seen = {one[0] // STEPS for _ in range(10) for one in slices(rb.sample(), 2)}
     assert seen <= {2, 3, 4}
     assert {3, 4} <= seen

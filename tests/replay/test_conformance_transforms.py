@@ -1,4 +1,4 @@
-"""Transforms: what they see, when, in which order, and how they are added."""
+"""Transforms: their input, the time and order of their calls, and how they are added."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ every_sampler = pytest.mark.parametrize(
 
 
 class Scale(torch.nn.Module):
-    """Multiplies on the way out, divides on the way in."""
+    """Multiplies when items are read, divides when they are written."""
 
     def __init__(self, by: float) -> None:
         super().__init__()
@@ -69,7 +69,8 @@ def test_transforms_run_in_the_order_in_which_they_were_added(maker: Maker) -> N
     rb = maker.buffer(12)
     assert rb.append_transform(add_one) is rb
     rb.append_transform(Scale(10.0))
-    rb.extend(steps(0, 4).set("obs", torch.zeros(4, 2)))  # 0 is stored: divided by ten
+    # stores 0, because the inverse divides by ten
+    rb.extend(steps(0, 4).set("obs", torch.zeros(4, 2)))
     assert rb[:]["obs"].unique().tolist() == [10.0]
     rb.insert_transform(0, Scale(3.0))
     assert rb[:]["obs"].unique().tolist() == [10.0]
@@ -116,7 +117,7 @@ def test_inverted_a_transform_is_called_with_what_is_written(maker: Maker) -> No
     rb.append_transform(in_place, invert=True)
     data = steps(0, 4)
     rb.extend(data)
-    assert torch.equal(data["obs"], steps(0, 4)["obs"] + 1)  # the caller's own data
+    assert torch.equal(data["obs"], steps(0, 4)["obs"] + 1)  # the caller's data are unchanged
     assert torch.equal(rb[:]["obs"], steps(0, 4)["obs"] + 1)
     rb.sample()
     assert len(calls) == 1

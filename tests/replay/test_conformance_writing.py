@@ -1,4 +1,4 @@
-"""Writing: add, extend, indices, the cursor, more than fits, counting, emptying."""
+"""Writing: add, extend, indices, the cursor, oversized batches, counts and emptying."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_writing_leaves_the_callers_data_as_they_are(maker: Maker) -> None:
     rb.extend(data)
     rb.sample()
     assert (data.select(*before.keys()) == before).all()
-    if maker.case.storage not in ("list", "lazy stack"):  # these keep the items as they are
+    if maker.case.storage not in ("list", "lazy stack"):  # these keep the items themselves
         data["obs"] += 100
     assert_are_steps(rb[:], list(range(6)))
 

@@ -1,4 +1,4 @@
-"""Each item is consumed once, and acknowledged by a batch that may have been anywhere meanwhile."""
+"""Each item is consumed once and can be acknowledged by a batch that was moved or copied."""
 
 from __future__ import annotations
 
@@ -308,8 +308,8 @@ def test_a_save_knows_what_is_done_and_what_its_saver_held(tmp_path: Path) -> No
     storage = LazyMemmapStorage(16, scratch_dir=path, shared_init=True)
     with TensorDictReplayBuffer(storage=storage, sampler=ConsumingSampler(), batch_size=4) as rb:
         rb.extend(numbered(0, 16))
-        rb.sample()  # done: 0 to 3
-        mine = rb.sample(lease=math.inf)  # 4 to 7
+        rb.sample()  # 0 to 3 are done
+        mine = rb.sample(lease=math.inf)  # 4 to 7 are leased
         with attach(path) as other:
             other.set_sampler(ConsumingSampler())
             assert numbers(other.sample(4, lease=math.inf)) == [8, 9, 10, 11]
@@ -333,7 +333,7 @@ def test_a_learner_that_starts_again_acknowledges_what_its_save_held(tmp_path: P
         rb.sample(lease=math.inf)
         rb.dumps(tmp_path / "save", extra={"leased": rb.leased()})
         saved = rb.leased()
-        rb.sample(lease=math.inf)  # after the save: not trained on as far as it knows
+        rb.sample(lease=math.inf)  # sampled after the save, so not consumed according to it
     with attach(path) as rb:
         rb.set_sampler(ConsumingSampler())
         assert rb.ack(saved) == (4, 0)
@@ -359,10 +359,10 @@ def test_a_save_knows_how_often_each_item_was_acknowledged(tmp_path: Path) -> No
     for _ in range(3):
         rb.sample(2)  # 0 and 1 are done
     rb.sample(4)
-    rb.sample(2)  # 2 and 3 twice, 4 and 5 once
-    rb.sample(1, lease=math.inf)  # 2: its third time
+    rb.sample(2)  # 2 and 3 for the second time, 4 and 5 for the first
+    rb.sample(1, lease=math.inf)  # 2 for the third time
     late = rb.sample(2, lease=math.inf)
-    assert numbers(late) == [3, 4]  # the third and the second time
+    assert numbers(late) == [3, 4]  # for the third and the second time
     rb.dumps(tmp_path / "save")
     again.loads(tmp_path / "save")
     assert numbers(again.sample(6)) == [4, 5]

@@ -1,4 +1,4 @@
-"""Calls cost what the items cost: a storage with room for many more is not looked at as a whole."""
+"""The cost of a call depends on its items, not on the capacity of the storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL, LARGE = 64, 1 << 16
 
 
 class Watched(np.ndarray):
-    """Slot words that count how many of them are looked at."""
+    """Slot words that count how many of them are read."""
 
     looked: list[int]
 
@@ -59,7 +59,7 @@ def sample(rb: TensorDictReplayBuffer) -> None:
 
 
 def replace_and_ask(rb: TensorDictReplayBuffer) -> None:
-    rb[3] = items(1)[0]  # its tickets are a whole lap of the ring
+    rb[3] = items(1)[0]  # increases the item's ticket by a whole lap of the ring
     assert rb.storage.contains(torch.tensor([3, ITEMS])).tolist() == [True, False]
 
 

@@ -1,4 +1,4 @@
-"""A buffer as a data set: a DataLoader's workers are learners, each with draws of its own."""
+"""Buffers as data sets: the workers of a DataLoader are learners with independent draws."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def items(count: int) -> TensorDict:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
-    """A directory with a prioritized buffer of 100 items."""
+    """Makes a directory with a prioritized buffer of 100 items."""
     with Coordinator(tmp_path / "replay", capacity=100, batch_size=8) as coordinator:
         coordinator.buffer.extend(items(100))
         yield tmp_path / "replay"
 
 
 def loader(buffer: Any, workers: int = 2, context: str | None = "fork", **options: Any) -> Any:
-    """A DataLoader of a buffer; ``batches`` has the arguments of ``as_dataset``."""
+    """Makes a DataLoader of a buffer; ``batches`` has the arguments of ``as_dataset``."""
     data = buffer.as_dataset(**options.pop("batches", {}))
     return DataLoader(
         data,
@@ -51,7 +51,7 @@ def loader(buffer: Any, workers: int = 2, context: str | None = "fork", **option
 
 
 def drawn(buffer: Any, count: int = 4, seed: int = 0, **options: Any) -> list[list[int]]:
-    """The indices of the first batches."""
+    """Returns the indices of the first batches."""
     torch.manual_seed(seed)
     return [batch["index"].tolist() for batch in islice(loader(buffer, **options), count)]
 
@@ -61,7 +61,7 @@ def test_without_workers_it_is_an_iteration_over_the_buffer(path: Path) -> None:
         torch.manual_seed(1)
         wanted = [batch["index"].tolist() for batch in islice(rb, 3)]
         assert [len(one) for one in wanted] == [8, 8, 8]
-        seen = iter(loader(rb, 0, generator=torch.Generator()))  # it seeds no worker
+        seen = iter(loader(rb, 0, generator=torch.Generator()))  # no worker is seeded
         torch.manual_seed(1)
         assert [next(seen)["index"].tolist() for _ in range(3)] == wanted
 
@@ -82,7 +82,7 @@ def test_a_batch_comes_whole_and_as_it_was_written(path: Path) -> None:
 @pytest.mark.parametrize("rows", [4, 200])
 @pytest.mark.parametrize("kind", ["small", "nested batch", "bfloat16", "text"])
 def test_a_batch_of_any_kind_arrives_as_it_was_drawn(rows: int, kind: str) -> None:
-    """Small ones of plain tensors go another way than large ones, and than all others."""
+    """Small batches of plain tensors are sent differently from large ones and from all others."""
     data: Any = TensorDict({"x": torch.randn(rows, 1024, 2), "flag": torch.ones(rows) > 0}, [rows])
     if kind == "nested batch":
         data["deep"] = TensorDict({"y": torch.zeros(rows, 3, 2)}, [rows, 3])
@@ -129,7 +129,7 @@ def test_ranks_with_one_seed_draw_differently(path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_generator_of_the_buffer_is_not_that_of_its_workers(path: Path) -> None:
-    """Each would have the same copy of it, and draw the same."""
+    """All workers would have the same copy of the generator and draw the same items."""
     generator = torch.Generator().manual_seed(0)
     with attach(path, generator=generator) as rb:
         assert len({tuple(batch) for batch in drawn(rb)}) == 4
@@ -163,7 +163,7 @@ def test_a_pass_is_shared_among_the_workers_of_all_ranks(path: Path) -> None:
     for rank in range(2):
         sampler = SamplerWithoutReplacement(world_size=2, seed=3)
         with attach(path, rank=rank, sampler=sampler) as rb:
-            list(islice(rb, 1))  # a pass that was begun here is not theirs
+            list(islice(rb, 1))  # a pass of this process does not affect the workers
             options = {"persistent_workers": True, "seed": rank}
             found.append([i for batch in drawn(rb, 100, **options) for i in batch])
     assert [len(ours) for ours in found] == [50, 50]
@@ -203,7 +203,7 @@ def test_a_plain_prioritized_buffer_gives_its_index_in_pairs() -> None:
 def test_workers_leave_the_buffer_with_their_loader(path: Path) -> None:
     with attach(path) as rb:
         running = iter(loader(rb))
-        assert [len(next(running)) for _ in range(2)] == [8, 8]  # one of each
+        assert [len(next(running)) for _ in range(2)] == [8, 8]  # one batch from each worker
         assert rb.stats()["clients_alive"] == 4  # the coordinator, this handle, two workers
         running._shutdown_workers()
         stats = rb.stats()
@@ -235,7 +235,7 @@ with attach(sys.argv[1]) as rb:
 def test_a_worker_that_is_killed_ends_the_loop_and_leaves_the_buffer_whole(path: Path) -> None:
     with Program.python(KILLED, path) as program:
         assert "DataLoader worker" in program.line()
-        assert program.line() == "8 3"  # of the four the killed one is gone
+        assert program.line() == "8 3"  # the client of the killed worker is gone
         assert program.wait(30) == 0
 
 

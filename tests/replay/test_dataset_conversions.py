@@ -1,4 +1,4 @@
-"""Conversions of data sets: kept for the files that they were made of, and for no others."""
+"""Conversions of data sets are reused for the files they were made from, and for no others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIME = 10**18
 
 
 def write(path: Path, first: int) -> Path:
-    """Writes a file whose time, size and schema say nothing about its content."""
+    """Writes a file whose time, size and schema do not depend on its content."""
     path.parent.mkdir(exist_ok=True)
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(ITEMS))
     rb.extend(TensorDict({"x": torch.arange(ITEMS) + first}, [ITEMS]))

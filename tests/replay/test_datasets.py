@@ -1,4 +1,4 @@
-"""Data sets of Minari, made here by its own collector, in the files that it writes."""
+"""Minari data sets, recorded here with Minari's own collector and read from its files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EPISODES = 4
 
 
 class Walk(gym.Env):
-    """A walk along a line: an observation says which episode it is of, and which step."""
+    """A walk along a line whose observations name the episode and the step."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._episode = kind, -1
@@ -64,7 +64,7 @@ class Walk(gym.Env):
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """The one function for which Minari's collector imports JAX, which tests do not install."""
+    """Replaces the only function for which Minari's collector imports JAX."""
     if isinstance(tree, dict):
         return {
             key: tree_map(function, part, *(other[key] for other in others))
@@ -82,7 +82,7 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 def collect(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str]:
-    """Makes a data set of one kind of observations; returns its name."""
+    """Makes a data set with one kind of observations; returns its name."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     functions = ModuleType("jax.tree_util")
     functions.tree_map = tree_map  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ def collect(
     return made
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Minari's, of what a data set does not say
+pytestmark = pytest.mark.filterwarnings("ignore")  # Minari warns about missing metadata
 
 
 def loaded(name: str, tmp_path: Path) -> TensorDictReplayBuffer:
@@ -207,7 +207,7 @@ def test_one_process_converts_and_the_others_wait(
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Makes a data set in HDF5 of two episodes of four steps; returns its name."""
+    """Makes an HDF5 data set of two episodes of four steps; returns its name."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
     def made(observations: Any, space: Any, **columns: Any) -> str:
@@ -306,7 +306,7 @@ def test_a_column_that_makes_no_batch_is_left_out_with_a_warning_or_refused(
     with pytest.raises(ValueError, match=said):
         load_dataset(name, root=tmp_path / "root", batch_size=50, strict=True)
     assert list((tmp_path / "root" / "minari").iterdir()) == [tmp_path / "root/minari/.lock"]
-    for _ in range(2):  # a conversion that is there already says it too
+    for _ in range(2):  # also for a conversion that exists already
         with pytest.warns(UserWarning, match=said) as warned:
             data = loaded(name, tmp_path)[:]
         assert len([one for one in warned if "made/short" in str(one.message)]) == 1

@@ -1,4 +1,4 @@
-"""A lazy stack whose items are made at the first look is like any other."""
+"""A lazy stack whose items are made on first access behaves like any other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def items(*batch: int) -> list[TensorDict]:
 
 
 class Maker:
-    """Makes the items, and counts how often."""
+    """Makes the items and counts how often they were made."""
 
     def __init__(self, *batch: int) -> None:
         self.batch = batch
@@ -122,7 +122,7 @@ def test_every_look_sees_what_an_ordinary_stack_shows(
     def seen(stack: Any) -> Any:
         try:
             return LOOKS[look](stack)
-        except NotImplementedError as error:  # paths of a stack, before tensordict 0.13
+        except NotImplementedError as error:  # raised for paths of a stack before tensordict 0.13
             return repr(error)
 
     assert alike(seen(stack), seen(lazy_stack(items())))

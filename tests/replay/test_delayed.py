@@ -43,7 +43,7 @@ def delayed(**options: Any) -> ReplayBuffer:
 
 
 class Registered(ReplayBuffer):
-    """Has hooks of its own, and is the one of its kind."""
+    """A buffer class with its own hooks and a registered kind."""
 
     __slots__ = ("slot",)
     kinds: ClassVar[list[str]] = []
@@ -58,7 +58,7 @@ class Registered(ReplayBuffer):
 
 
 class Named(Registered, kind="named"):
-    """Is pickled as a call."""
+    """A buffer class that is pickled as a call."""
 
     def __reduce__(self) -> Any:
         return named, (type(self).__name__,)
@@ -185,7 +185,7 @@ def test_prioritized_buffers_may_wait_too() -> None:
 
 
 def test_a_factory_that_fails_is_asked_again() -> None:
-    """What is said is its error each time, and not that the buffer has no parts."""
+    """Each attempt raises the factory's error rather than saying that parts are missing."""
     errors = [OSError("no disk"), OSError("still no disk")]
 
     def make() -> Any:
@@ -208,7 +208,7 @@ def test_threads_that_use_it_first_together_make_the_parts_once() -> None:
     def make() -> LazyTensorStorage:
         made.append("storage")
         inside.set()
-        other.wait(5)  # until the other thread is about to look, too
+        other.wait(5)  # until the other thread is about to check, too
         return LazyTensorStorage(10)
 
     def extend_too() -> Any:
@@ -250,7 +250,7 @@ def test_a_child_makes_the_parts_that_another_thread_was_making() -> None:
 
 
 def exit_code(body: Callable[[], object]) -> int:
-    """Of a forked child, which ends after 20 seconds by itself."""
+    """Returns the exit code of a forked child, which ends itself after 20 seconds."""
     if (pid := os.fork()) == 0:
         signal.alarm(20)
         try:

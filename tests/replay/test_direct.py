@@ -1,4 +1,4 @@
-"""The shortest way in: what it takes is written as the usual way writes it, the rest goes there."""
+"""The direct write path stores the same bytes as the usual path and leaves all other data to it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.product(few=4)
 
 
 class Watcher:
-    """Somebody who wants to hear of every write: then there is the usual way alone."""
+    """An observer of every write; with one attached, only the usual path is used."""
 
     def mark_update(self, index: Any) -> None:
-        """Hears."""
+        """Accepts an update."""
 
 
 def prioritized(capacity: int = 10, **kwargs: Any) -> TensorDictPrioritizedReplayBuffer:
@@ -69,12 +69,12 @@ def mixed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def went_in(buffer: Any, data: Any, *, single: bool = False) -> Any:
-    """The index that the shortest way gives; None where it leaves the data to the usual one."""
+    """Writes over the direct path; returns the index, or None if the path declines the data."""
     return buffer.plan.fast_write.write(data, single, converts=False)
 
 
 def contents(buffer: Any) -> list[Any]:
-    """Everything in the buffer, priorities and counts too."""
+    """Returns all contents of a buffer, including priorities and counts."""
     ring = ring_of(buffer)
     rows = buffer.storage.mover()
     held = [view.numpy()[ring.live.committed()].tobytes() for view in rows.views()]
@@ -118,7 +118,7 @@ def test_an_item_is_written_as_the_usual_way_writes_it(as_array: bool) -> None:
     for number in range(5):
         item = boxed(batch(number, 1), 1)[0].to_dict()
         if as_array:
-            # A scalar array is no array any more once it is indexed, hence the view.
+            # Indexing turns a scalar array into a NumPy scalar, hence the view.
             item = {
                 **item,
                 "obs": item["obs"].numpy(),
@@ -158,7 +158,7 @@ def bytes_at(buffer: Any, index: int) -> list[int]:
 
 
 def written_as_usual(buffer: Any, number: Any) -> list[int] | None:
-    """The bytes that are stored; None where the usual way refuses the number."""
+    """Returns the stored bytes, or None if the usual path refuses the number."""
     try:
         return bytes_at(buffer, buffer.add({"number": number}))
     except (SchemaMismatchError, TypeError, RuntimeError):
@@ -181,7 +181,8 @@ def test_a_number_is_written_as_the_usual_way_writes_it(dtype: torch.dtype) -> N
                 taken.add(kind if type(number) is not its_own else "its own")
                 assert bytes_at(short, index) == stored, number
     assert taken == kinds | ({"its own"} if its_own is not None else set())
-    assert went_in(short, {"number": [True]}) is None  # of a batch: no number, and no array
+    # a list in a batch is neither a number nor an array
+    assert went_in(short, {"number": [True]}) is None
 
 
 def test_numbers_go_in_beside_tensors_also_where_they_are_the_priority() -> None:
@@ -300,7 +301,7 @@ def test_priorities_next_to_the_leaves_are_read(real: torch.dtype, as_array: boo
     assert ring_of(rb).tree.priorities()[5] == 7
 
 
-#: What the leaf "a" of int64 may come as, to be converted by the usual way.
+#: Values for the int64 leaf "a" that the usual path converts.
 CONVERTED = {
     "strided tensor": torch.arange(8)[::2],
     "strided array": np.arange(8)[::2],

@@ -1,4 +1,4 @@
-"""Each dtype of the table is read, indexed, sampled and exported, or refused with its name."""
+"""Each supported dtype is read, indexed, sampled and exported; the others are refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shmbuffer import (
 )
 from shmbuffer.memory.format.dtypes import DTYPES
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch says so of complex32
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch warns about complex32
 
 COUNT = 12
 FLOAT8 = sorted(name for name in DTYPES if name.startswith("float8"))
@@ -44,7 +44,7 @@ def numbers(dtype: str, values: torch.Tensor) -> torch.Tensor:
 
 
 def episodes(dtype: str) -> TensorDict:
-    """Three trajectories of four steps, whose ends and ids have this dtype."""
+    """Makes three trajectories of four steps whose ends and ids have this dtype."""
     step = torch.arange(COUNT)
     return TensorDict(
         {"id": step, "end": numbers(dtype, step % 4 == 3), "episode": numbers(dtype, step // 4)},
@@ -98,7 +98,7 @@ def test_plain_numbers_take_each_dtype_that_holds_them(dtype: str, number: Any) 
 def test_a_number_too_large_for_a_float8_is_refused_by_name(dtype: str, number: float) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(4))
     rb.extend({"x": numbers(dtype, torch.zeros(2))})
-    if dtype == "float8_e5m2" and number == float("inf"):  # it has infinity
+    if dtype == "float8_e5m2" and number == float("inf"):  # this dtype has infinity
         rb.add({"x": number})
         assert rb[2]["x"].item() == number
         return

@@ -1,4 +1,4 @@
-"""Ensembles: several buffers sampled as one, each row of a sample from one of them."""
+"""Ensembles sample several buffers as one; each row of a sample is from one of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Step:
 
 
 def items(base: int, size: int = SIZE) -> TensorDict:
-    """Items that say where they are: ``x = base + index``."""
+    """Makes items that identify their slot: ``x = base + index``."""
     return TensorDict({"x": torch.arange(size) + base}, [size])
 
 
@@ -325,7 +325,7 @@ def test_sampleable_chooses_by_what_is_there() -> None:
     assert (rb.sample() < 100).all()
     half.extend(torch.arange(5) + 100)
     share = (rb.sample() >= 100).double().mean()
-    assert 0.2 < share < 0.47  # a third
+    assert 0.2 < share < 0.47  # expected: a third
     for buffer in (full, half):
         buffer.empty()
     with pytest.raises(EmptyBufferError, match="all buffers are empty"):
@@ -353,7 +353,7 @@ def test_the_generator_decides_every_draw(p: Any, make: Any) -> None:
         rb = ReplayBufferEnsemble(*make(0, 100), p=p, batch_size=8, generator=generator)
         found = []
         for at in range(6):
-            torch.manual_seed(at * seed)  # of no account
+            torch.manual_seed(at * seed)  # has no effect
             sample = rb.sample()
             found.append((sample if isinstance(sample, torch.Tensor) else sample["x"]).tolist())
         return found
@@ -388,7 +388,7 @@ def test_without_a_generator_the_buffers_keep_theirs() -> None:
 
 
 class Counted:
-    """A transform that notes what it saw, and knows an inverse."""
+    """A transform that records its input and has an inverse."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
@@ -419,7 +419,7 @@ def test_each_buffer_has_its_transform_and_the_ensemble_one_more(explicit: bool)
     else:
         rb = ReplayBufferEnsemble(*rbs, sample_from_all=True, batch_size=8, transform=last)
     for at in range(2):
-        rb[at].extend(items(0))  # stored are 1 .. 10
+        rb[at].extend(items(0))  # 1 .. 10 are stored
     sample = rb.sample()
     expected = (sample["index", "index"] + 1) * torch.tensor([[10], [1000]]) * -1
     assert torch.equal(sample["x"], expected)
@@ -491,7 +491,7 @@ def test_among_prioritized_buffers_the_others_weigh_one() -> None:
     assert torch.allclose(sample["_weight"][0], 1.0 / (sample["index", "index"][0] + 1.0))
     assert sample["_weight"][1].tolist() == [1.0] * 10
     only = ReplayBufferEnsemble(weighted, uniform, p=[0.0, 1.0], batch_size=4)
-    assert only.sample()["priority_weight"].tolist() == [[1.0] * 2] * 2  # the same keys every time
+    assert only.sample()["priority_weight"].tolist() == [[1.0] * 2] * 2  # the same keys each time
 
 
 def test_another_name_of_the_weights() -> None:
@@ -582,7 +582,8 @@ def test_without_a_priority_items_get_the_default_one() -> None:
     with pytest.warns(UserWarning, match=r"no entry 'td_error', .* it has \['x'\]") as said:
         assert rb.update_tensordict_priority(rb.sample()) == (200, 0)
     assert [one.filename for one in said] == [__file__]
-    assert rb.update_tensordict_priority(rb.sample()) == (200, 0)  # once is enough
+    # any further warning is an error here
+    assert rb.update_tensordict_priority(rb.sample()) == (200, 0)
     assert mass(rbs[0])[-1] == mass(rbs[0])[-2] == SIZE
     rb.mark_update(rb.sample()["index"])
     assert mass(rbs[1]) == [1.0] * SIZE
@@ -639,10 +640,10 @@ def test_passes_without_replacement_fill_their_rows() -> None:
     rbs = [*numbers(0, size=5, sampler=SamplerWithoutReplacement())]
     rbs += numbers(10, size=7, sampler=SamplerWithoutReplacement())
     rb = ReplayBufferEnsemble(*rbs, sample_from_all=True, batch_size=4)
-    rows = torch.stack([rb.sample() for _ in range(35)])  # 70 of each
+    rows = torch.stack([rb.sample() for _ in range(35)])  # 70 batches from each buffer
     for at, size in enumerate((5, 7)):
         found = rows[:, at].flatten()
-        for start in range(0, 70, size):  # pass after pass
+        for start in range(0, 70, size):  # in each pass
             assert sorted((found[start : start + size] - 10 * at).tolist()) == list(range(size))
 
 
@@ -1060,7 +1061,7 @@ def test_entries_of_a_sample_are_changed_where_they_are(tmp_path: Path) -> None:
         rbs[-1].extend(items(base))
     with ReplayBufferEnsemble(*rbs, sample_from_all=True, batch_size=6) as rb:
         sample = rb.sample()
-        rbs[1].extend(items(500))  # every item of the second buffer is another by now
+        rbs[1].extend(items(500))  # replaces every item of the second buffer
         result = rb.update_if_present(
             index=sample["index"],
             generation=sample["index_generation"],

@@ -1,4 +1,4 @@
-"""Buffers of episode data, saved with every observation once: all of it comes back, in order."""
+"""Checkpoints of episode data store every observation once and restore all items in order."""
 
 from __future__ import annotations
 
@@ -372,7 +372,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_without_h5py_the_error_says_what_to_install() -> None:
-    context = multiprocessing.get_context("forkserver")  # nothing of ours is loaded there
+    # a forkserver process has not loaded shmbuffer
+    context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=programs.make_checkpointers_without_h5py, args=(there,))
     process.start()

@@ -1,4 +1,4 @@
-"""Exports: complete or not there, through no link, and readable by the programs they are for."""
+"""Exports are complete or absent, follow no links, and can be read by their target programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(first: int, count: int) -> TensorDict:
 
 
 def ids(path: Path, kind: str) -> list[int]:
-    """The numbers of the items in an export, as the program that it is for reads them."""
+    """Returns the numbers of the items in an export, read by the program that it is made for."""
     if kind == "parquet":
         return list(pq.read_table(path)["id"].to_pylist())
     if kind == "hdf5":
@@ -53,7 +53,7 @@ def ids(path: Path, kind: str) -> list[int]:
 
 @pytest.fixture
 def overwriting(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Has a call made after the first two items of an export were read."""
+    """Runs a callback after the first two items of an export were read."""
     in_order = parquet_file.in_order_of_age
     monkeypatch.setattr(parquet_file, "_BATCH_BYTES", 1)
 

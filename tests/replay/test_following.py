@@ -1,4 +1,4 @@
-"""What is followed since the first look is what a first look finds, whatever happens in between."""
+"""Incremental updates of the trajectory index give the same result as a new index."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEYS: dict[str, dict[str, Any]] = {
 
 
 class Histories:
-    """Handles on one ring, and what may happen to it."""
+    """Handles on one ring, and the operations that may happen to it."""
 
     def __init__(self, path: Path, seed: int, *, lanes: int = 1, records: bool = False) -> None:
         self.random = random.Random(seed)
@@ -99,12 +99,12 @@ class Histories:
         if self.open[writer]:
             return
         count = self.random.choice([1, 2, 3, self.capacity // 2, self.capacity + 2])
-        if any(self.open):  # none of whose slots it may wait for
+        if any(self.open):  # a claim must not wait for the slots of an open one
             ahead = (self.ring.head + np.arange(self.capacity)) % self.capacity
             free = np.flatnonzero(self.ring.live.writing()[ahead])
             count = min(count, int(free[0]) if len(free) else self.capacity)
         if self.records:
-            count = min(count, 16)  # more do not fit
+            count = min(count, 16)  # no more fit
         if not count:
             return
         streams = None
@@ -113,7 +113,7 @@ class Histories:
         self.handles[writer].extend(self._data(writer, count), streams=streams)
 
     def begin(self) -> None:
-        """A write of leaves that takes a while."""
+        """Begins a write that stays open for a while."""
         writer = self.random.randrange(1, 3)
         if self.open[writer] or self.records:
             return
@@ -144,7 +144,7 @@ class Histories:
         self.open[writer] = None
 
     def edit(self) -> None:
-        """An item in place, or another one in its place."""
+        """Changes an item in place or replaces it."""
         held = np.flatnonzero(self.ring.live.holds())
         if not len(held) or any(self.open):
             return
@@ -170,16 +170,16 @@ class Histories:
             )
 
     def happen(self) -> None:
-        """One of them."""
+        """Runs one operation, drawn at random."""
         choices = [self.write] * 8 + [self.begin] * 3 + [self.end] * 4 + [self.edit] * 2
         self.random.choice([*choices, self.empty])()
 
     def column(self, found: Any, path: Any) -> Any:
-        """An entry of all elements, ``[elements]``."""
+        """Returns an entry of all elements, ``[elements]``."""
         return found.entries.at(path, np.arange(self.capacity)).reshape(-1)
 
     def expected(self, found: Any, keys: dict[str, Any]) -> list[list[int]]:
-        """The trajectories, from what lies there."""
+        """Returns the trajectories, computed from the ring itself."""
         ids = self.column(found, ("id",))
         if "step_key" in keys:
             return in_pieces(self.ring, ids, self.column(found, ("step",)))
@@ -192,7 +192,7 @@ class Histories:
 
 
 def found_by(one: Boundaries, storage: Any) -> Any:
-    """What it finds; the words of an error; None: nothing is there."""
+    """Returns what the index finds, the words of an expected error, or None for an empty ring."""
     try:
         return one.find(storage)
     except RuntimeError as error:
@@ -230,7 +230,7 @@ def test_what_is_followed_is_what_lies_there(
 
 
 def test_steps_in_no_order_are_sorted_before_they_are_followed() -> None:
-    """Each would have most of the trajectories make room for it."""
+    """Without sorting, each step would shift most of the trajectories."""
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(70_000))
     steps = torch.from_numpy(np.random.default_rng(0).permutation(70_000))
     rb.extend(TensorDict({"id": torch.zeros_like(steps), "step": steps}, [70_000]))

@@ -1,4 +1,4 @@
-"""What is followed while writers die at each step of a write, and while several processes look."""
+"""The incremental index stays correct while writers die and several processes update it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.replay.trajectory_oracle import boundaries, followed, listed, require
 from tests.replay.workers import began, collectors, kill, start
 
 CAPACITY, END = 20, ("next", "done")
-#: Of a write: those that a batch of rows passes, and those of an item that is changed in place.
+#: Sync points of a write of rows, and of an in-place change.
 POINTS = [
     *("write.locked", "write.noted", "write.marking", "write.head", "write.mark", "write.source"),
     *("write.raw", "write.length", "write.payload", "write.claimed", "write.copy"),
@@ -31,7 +31,7 @@ POINTS = [
 
 
 def dies_at(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Writes what it is told, and dies at a point of the last write, or of the edit."""
+    """Writes on request, and dies at a sync point of the last write or of the edit."""
     torch.set_num_threads(1)
     buffer, written = opened(path, capacity), 0
     point, action, after, counts, edits = connection.recv()
@@ -49,7 +49,7 @@ def dies_at(path: Path, capacity: int, source: int, connection: Any) -> None:
 
 
 def require_one_writer_each(rb: TensorDictReplayBuffer, found: Any) -> None:
-    """Items of a trajectory are later and later steps of one writer, unless they were edited."""
+    """Checks that unedited items of a trajectory are ascending steps of one writer."""
     elements = np.arange(CAPACITY)
     number = found.entries.at(("number",), elements).reshape(-1)
     source = found.entries.at(("source",), elements).reshape(-1)
@@ -60,7 +60,7 @@ def require_one_writer_each(rb: TensorDictReplayBuffer, found: Any) -> None:
 
 
 def require_same(one: Any, rb: TensorDictReplayBuffer, *, at_rest: bool) -> None:
-    """What was followed is right, and at rest what a first look finds and what lies there."""
+    """Checks the followed index; at rest, it must equal a new index and the content of the ring."""
     found = one.find(rb.storage)
     require_whole(found.table)
     require_one_writer_each(rb, found)
@@ -93,15 +93,15 @@ def test_what_is_followed_is_right_when_a_writer_dies_at_any_step(
             victim[0].join(50)
             died = victim[0].exitcode == -signal.SIGKILL
             assert died or victim[1].recv() == "alive"
-            require_same(one, rb, at_rest=False)  # as it lies there
-            rb.sample(4)  # repaired, where the mutex was held
+            require_same(one, rb, at_rest=False)  # in the state that the writer left behind
+            rb.sample(4)  # repairs the ring if the mutex was held
             require_same(one, rb, at_rest=True)
             engine_of(rb).seat.reap_dead()
             require_same(one, rb, at_rest=True)
             for turn in range(3):
                 rb.extend(steps(0, 7 + 4 * turn, 4, 6))
                 require_same(one, rb, at_rest=True)
-    stays = point in ("write.source", "write.raw") and edits  # what is changed in place keeps both
+    stays = point in ("write.source", "write.raw") and edits  # in-place changes keep both
     assert died or after or stays
 
 
@@ -127,11 +127,11 @@ def test_an_edit_that_was_looked_at_half_way_is_seen_once_it_is_done(
         assert writer[1].poll(50)
         assert writer[1].recv() == "alive"
         require_same(one, rb, at_rest=True)
-        assert [6, 7] in listed(one.find(rb.storage).table)  # 5 and 7 end one now
+        assert [6, 7] in listed(one.find(rb.storage).table)  # 5 and 7 now end an episode
 
 
 def writes_and_edits(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Writes without end, and changes items in place."""
+    """Writes without end and changes items in place."""
     torch.set_num_threads(1)
     buffer, written = opened(path, capacity), 0
     connection.send("began")

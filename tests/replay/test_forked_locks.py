@@ -1,4 +1,4 @@
-"""A child that is forked while another thread of its parent works with the same object."""
+"""Children that are forked while another thread of the parent uses the same object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks of frames that are made at the draw: as if each step had been written with its stack."""
+"""Frame stacks that are assembled at the draw equal stacks that were stored with each step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.product(few=4)
 
 
 def steps(first: int, count: int, every: int = 10) -> TensorDict:
-    """Steps whose frame is their number; an episode ends after each step ``every - 1``, ..."""
+    """Makes steps whose frame is their number; every ``every``-th step ends an episode."""
     number = torch.arange(first, first + count)
     after = {
         "obs": film(number + 1),
@@ -41,7 +41,7 @@ def steps(first: int, count: int, every: int = 10) -> TensorDict:
 
 
 def film(number: torch.Tensor) -> torch.Tensor:
-    """Frames ``[n, 3, 2]`` that are filled with these numbers."""
+    """Makes frames ``[n, 3, 2]`` that are filled with these numbers."""
     return number[:, None, None].expand(-1, 3, 2).clone()
 
 
@@ -51,14 +51,14 @@ def buffer(storage: Any, stack: int = 4, **kwargs: Any) -> TensorDictReplayBuffe
 
 
 def expected(number: int, stack: int, first: int) -> list[int]:
-    """The frames of a step of an episode, or of what is left of it, that begins at ``first``."""
+    """Returns the frames of a step whose episode begins, or is stored from, ``first`` on."""
     return [max(number - back, first) for back in reversed(range(stack))]
 
 
 def require_stacks(
     sample: Any, stack: int = 4, *, every: int = 10, oldest: int = 0, once: bool = True
 ) -> set[int]:
-    """Every stack of a sample is that of the definition; the steps that it has."""
+    """Checks every stack of a sample against the definition; returns the steps of the sample."""
     obs, after = sample["obs"], sample["next", "obs"]
     assert obs.shape == after.shape == (len(sample), stack, 3, 2)
     assert obs.is_contiguous()
@@ -157,7 +157,7 @@ def test_every_stack_is_that_of_the_definition(
 def test_stacks_are_those_of_gymnasiums_wrapper_on_a_real_environment(
     tmp_path: Path, share_next: bool
 ) -> None:
-    """Frames are the observations of CartPole; the wrapper's stacks are written beside them."""
+    """Frames are observations of CartPole, and the wrapper's stacks are written beside them."""
     env = gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1"), 4)
     storage = LazyMemmapStorage(
         300,
@@ -305,7 +305,7 @@ def test_transforms_and_prefetching_threads_see_stacks(storage: Any, prefetch: i
 def test_pinned_memory_is_asked_for_the_stacks_themselves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whatever ``pin_memory`` allocates with: the rows are gathered there, without another copy."""
+    """Rows are gathered directly into the memory that ``pin_memory`` allocates."""
     from shmbuffer.buffers import replay_buffer
     from shmbuffer.tensors import pinned
 
@@ -392,7 +392,7 @@ def test_a_directory_of_single_frames_takes_one_frame_a_step(tmp_path: Path) -> 
 def test_stacks_that_are_overwritten_before_they_are_read_are_drawn_again(
     directory: Any, into: bool, way: str, share_next: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On both ways: one native call that draws and reads, and one that reads what was drawn."""
+    """Covers the native call that draws and reads, and the call that reads what was drawn."""
     others = TensorDictReplayBuffer(storage=directory(12, share_next=share_next))
     others.extend(steps(0, 12))
     rb = buffer(directory(12, share_next=share_next), batch_size=16)

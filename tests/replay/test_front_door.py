@@ -1,4 +1,4 @@
-"""Every public name is at ``shmbuffer``, and nothing is loaded before it is used."""
+"""Every public name is available from ``shmbuffer``, and no module is loaded before it is used."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_the_front_door_and_the_memory_floor_do_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
 
 
-#: The rooms of TorchRL's family.
+#: The folders with the classes of TorchRL's family.
 ROOMS = (
     *("tensors", "storages", "saves", "torchrl", "samplers", "units", "writers"),
     *("buffers", "datasets", "ensembles"),
@@ -85,7 +85,7 @@ ROOMS = (
 
 
 def modules() -> list[str]:
-    """The names of all modules in the rooms of TorchRL's family."""
+    """Returns the names of all modules in these folders."""
     paths = {room: importlib.import_module(f"shmbuffer.{room}").__path__ for room in ROOMS}
     found = (pkgutil.walk_packages(path, f"shmbuffer.{room}.") for room, path in paths.items())
     return [module.name for modules in found for module in modules]

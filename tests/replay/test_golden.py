@@ -1,4 +1,4 @@
-"""Directories and saves that another build of this format has written are read, bit for bit."""
+"""Directories and saves that an earlier build of this format has written are read bit for bit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_directory_of_another_build_is_opened_and_written_into(
         writers = np.unique(layout.writer_of(found))
         loaded = writers >= layout.INCARNATIONS
         assert loaded.sum() == (2 if name == "loaded" else 0)
-        assert ring_of(rb).seat.incarnation > writers[~loaded].max()  # numbers go on
+        assert ring_of(rb).seat.incarnation > writers[~loaded].max()  # incarnation numbers continue
         require_whole_slices(rb)
         for step in range(100, 105):
             rb.extend(golden.rows(5, step), streams=[3, 512])
@@ -141,7 +141,7 @@ def test_steps_of_another_build_are_there(directories: Path) -> None:
 
 @ours
 def test_the_same_items_are_the_same_bytes_today(directories: Path, tmp_path: Path) -> None:
-    """Raw records only: the bytes of frames depend on the version of zstd."""
+    """Only raw records are compared, because compressed frames depend on the version of zstd."""
     golden.write_ragged(tmp_path / "today")
     for name in (layout.RECORDS, layout.SLOTS):
         then = np.fromfile(directories / "ragged" / name, np.uint8)
@@ -152,7 +152,7 @@ def test_the_same_items_are_the_same_bytes_today(directories: Path, tmp_path: Pa
 
 
 def state(rb: Any) -> Any:
-    """Its contents, without anything that depends on a process or an address."""
+    """Returns the contents of a buffer without process ids and addresses."""
     storages = getattr(rb.storage, "_members", [rb.storage])
     rings = [ring_of(storage) for storage in storages]
     slots = [sorted({*(ring.live.committed() // ring.width).tolist()}) for ring in rings]

@@ -1,4 +1,4 @@
-"""Groups: whole or not at all, with several writers, and after deaths."""
+"""Groups are sampled only as a whole, with several writers and after deaths."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def buffer_of(keys: Any, storage: Any = None, rewards: Any = None, **options: An
 
 
 class Groups(Histories):
-    """Histories of which the items are of groups, a key for each."""
+    """Histories whose items belong to groups, with a key for each item."""
 
     def __init__(self, path: Path, seed: int, *, records: bool) -> None:
-        self.begun: dict[int, int] = {}  # items of each key, as far as they were made
+        self.begun: dict[int, int] = {}  # items of each key that were made so far
         super().__init__(path, seed, records=records)
 
     def _data(self, writer: int, count: int) -> TensorDict:
@@ -78,7 +78,7 @@ class Groups(Histories):
         return data
 
     def begin(self) -> None:
-        """A write that takes a while: of new items, or of what is there in place."""
+        """Begins a write of new items, or an in-place change, that stays open for a while."""
         writer = self.random.randrange(1, 3)
         if self.open[writer] or self.records or sum(held or 0 for held in self.open) > 1:
             return
@@ -100,7 +100,7 @@ class Groups(Histories):
         self.open[writer] = count
 
     def keys(self) -> Any:
-        """Of all slots."""
+        """Returns the keys of all slots."""
         mover = self.handles[0].storage.mover()  # type: ignore[attr-defined]
         if not self.records:
             return mover.take(0, np.arange(self.capacity)).numpy()
@@ -110,7 +110,7 @@ class Groups(Histories):
         return found
 
     def whole(self) -> list[list[int]]:
-        """Items of groups that are all there, oldest first, from what lies there."""
+        """Returns the items of all complete groups, oldest first, computed from the ring itself."""
         keys, members = self.keys(), {}
         for element in by_age(self.ring).tolist():
             members.setdefault(int(keys[element]), []).append(element)
@@ -118,7 +118,7 @@ class Groups(Histories):
 
 
 def whole_in(sampler: PromptGroupSampler, storage: Any) -> list[list[int]] | None:
-    """What a sampler says is whole; None: nothing is there."""
+    """Returns the groups that a sampler considers complete, or None if the storage is empty."""
     with sampler._index.lock:
         try:
             sampler._look(storage)
@@ -147,7 +147,7 @@ def test_the_groups_that_are_whole_are_those_of_which_all_items_lie_there(
     found = 0
     for at in range(250):
         happened.happen()
-        if not happened.ring.length:  # a draw would wait for what is being written
+        if not happened.ring.length:  # a draw would wait for items that are being written
             continue
         for one in (often, seldom) if at % 7 == 0 else (often,):
             groups = whole_in(one, storage)
@@ -188,10 +188,10 @@ def test_a_group_is_drawn_once_its_last_item_is_there_and_never_after_one_went()
     rb.extend(rows([1, 2], first=3))
     assert sorted(rb.sample(3)["number"].tolist()) == [0, 1, 3]
     assert rb.sampler.groups == GroupCounts(whole=1, open=1, withdrawn=0, given_up=0)
-    rb.extend(rows([3, 3], first=5))  # over the first item of group 1
+    rb.extend(rows([3, 3], first=5))  # overwrites the first item of group 1
     with pytest.raises(EmptyBufferError, match="1 have lost items"):
         rb.sample(3)
-    rb.extend(rows([1], first=7))  # a late one does not make it whole
+    rb.extend(rows([1], first=7))  # a late item does not complete the group
     assert not rb.can_sample(3)
     assert rb.sampler.groups.withdrawn == 1
 
@@ -218,7 +218,7 @@ def test_an_item_that_is_changed_in_place_stays_in_its_group() -> None:
     assert by_group == {1: [10, 1], 2: [2, 11]}
     ring = ring_of(rb)
     ring.claims.claim_slots(np.array([2]), in_place=True)
-    assert not rb.can_sample(4)  # it is being written
+    assert not rb.can_sample(4)  # the item is being written
     assert rb.sampler.groups == GroupCounts(1, 0, 0, 0)
     ring.claims.commit()
     assert rb.can_sample(4)
@@ -239,10 +239,10 @@ def test_a_key_that_comes_again_begins_another_group() -> None:
 def test_what_comes_to_a_lost_group_is_lost_with_it_and_begins_none() -> None:
     rb = buffer_of([1, 1, 2], LazyTensorStorage(4), num_groups=1, group_key="query", group_size=4)
     assert not rb.can_sample(4)
-    rb.extend(rows([3, 3], first=3))  # over one of group 1
+    rb.extend(rows([3, 3], first=3))  # overwrites an item of group 1
     assert not rb.can_sample(4)
     assert rb.sampler.groups == GroupCounts(0, 2, 1, 0)
-    rb.extend(rows([1], first=5))  # its other item goes; this is of it
+    rb.extend(rows([1], first=5))  # overwrites the other item of group 1 and adds one
     assert not rb.can_sample(4)
     assert rb.sampler.groups.withdrawn == 1
 
@@ -401,7 +401,7 @@ def test_draws_follow_from_the_seed_and_what_lies_there_alone(tmp_path: Path) ->
     storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer")
     rb = buffer_of([1, 2, 3, 4] * 4, storage, num_groups=2, group_size=4)
     rb.sample(8)
-    rb.extend(rows([5, 6, 7, 5, 6, 7, 5, 6], first=16))  # over two of each
+    rb.extend(rows([5, 6, 7, 5, 6, 7, 5, 6], first=16))  # overwrites two items of each group
     rb.extend(rows([8, 8, 8, 8, 9, 9, 9, 9], first=24))
     torch.manual_seed(7)
     index, _ = rb.sampler.sample(storage, 8)

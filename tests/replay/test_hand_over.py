@@ -1,4 +1,4 @@
-"""Where batches are made ahead: the measured rule, and that draws and saves do not depend on it."""
+"""Batches are made by the caller or ahead, by a measured rule that changes no draw or save."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MICRO, MILLI = 1_000, 1_000_000
 
 
 class Forced(HandOver):
-    """Takes given ways in turn, one for each call."""
+    """A rule that returns the given ways in turn, one for each call."""
 
     def __init__(self, *ways: bool) -> None:
         self._ways: Iterator[bool] = cycle(ways)
@@ -41,10 +41,10 @@ class Forced(HandOver):
         self.at_once = next(self._ways)
 
     def restart(self) -> None:
-        """Go on."""
+        """Continues with the next way."""
 
     def took(self, nanoseconds: int, orders: int) -> None:
-        """Take the next way."""
+        """Advances to the next way."""
         self.at_once = next(self._ways)
 
 
@@ -84,7 +84,7 @@ def drawn(rb: ReplayBuffer, count: int) -> list[list[int]]:
 
 
 def run(rule: HandOver, at_once: int, threads: int, calls: int) -> list[bool]:
-    """The ways of so many calls, each of which takes as long as its way does."""
+    """Returns the way chosen for each of ``calls`` calls, whose durations depend on the way."""
     ways = []
     for _ in range(calls):
         ways.append(rule.at_once)
@@ -96,7 +96,7 @@ def run(rule: HandOver, at_once: int, threads: int, calls: int) -> list[bool]:
     ("at_once", "threads", "best"),
     [
         (40 * MICRO, 180 * MICRO, AT_ONCE),
-        (200 * MICRO, 180 * MICRO, AT_ONCE),  # too little is saved
+        (200 * MICRO, 180 * MICRO, AT_ONCE),  # the saving is too small
         (700 * MICRO, 180 * MICRO, THREADS),
         (20 * MILLI, 300 * MICRO, THREADS),
     ],
@@ -146,7 +146,7 @@ def test_a_way_that_becomes_slow_is_left_soon(was: bool) -> None:
 
 
 def test_calls_that_order_nothing_or_several_batches_count_by_the_batch() -> None:
-    """In passes of four batches, one call orders all of them."""
+    """With passes of four batches, one call orders all of them."""
     rule = HandOver(DEPTH)
     for _ in range(200):
         for orders in (4, 0, 0, 0):

@@ -1,4 +1,4 @@
-"""Hindsight: which goals rows get, how often, and that a goal is of the row's own episode."""
+"""Hindsight: which goals rows get, how often, and only from the row's own episode."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NO_GOAL = -1
 
 
 def distance(rows: Any) -> torch.Tensor:
-    """A reward that says which goal and which row it was made from."""
+    """A reward that identifies the goal and the row from which it was computed."""
     reward: torch.Tensor = rows["goal"] - rows["number"].unsqueeze(-1)
     return reward.float()
 
@@ -59,17 +59,17 @@ def buffer(storage: Any, batch_size: int | None = None, **options: Any) -> HERRe
 
 
 def with_goals(data: TensorDict) -> TensorDict:
-    """Steps with a goal each, and the number of the step as the goal that it has reached."""
+    """Makes steps with a goal each; the achieved goal is the number of the step."""
     shape, number = data.batch_size, data["number"].unsqueeze(-1)
     data["goal"] = torch.full((*shape, 1), NO_GOAL)
-    data["at"] = number + 1_000_000  # not what was reached
+    data["at"] = number + 1_000_000  # not the achieved goal
     data["next", "at"] = number.clone()
     data["next", "reward"] = torch.full((*shape, 1), float("nan"))
     return data
 
 
 def episodes(*lengths: int, done: bool = True) -> TensorDict:
-    """Numbered steps of whole episodes; the last one is left open where not ``done``."""
+    """Makes numbered steps of whole episodes; without ``done``, the last episode stays open."""
     ends = torch.cat([torch.arange(length) == length - 1 for length in lengths])
     ends[-1] = done
     data = TensorDict({"number": torch.arange(len(ends))}, [len(ends)])
@@ -78,12 +78,12 @@ def episodes(*lengths: int, done: bool = True) -> TensorDict:
 
 
 def pairs(sample: Any) -> list[tuple[int, int]]:
-    """Of each row its number, and the number of the step whose goal it has."""
+    """Returns for each row its number and the number of the step whose goal it has."""
     return list(zip(sample["number"].tolist(), sample["goal"].flatten().tolist(), strict=True))
 
 
 def aims(trajectories: list[list[int]], strategy: str) -> dict[int, list[int]]:
-    """The steps whose goal a step may get, each as likely as the others: the definition."""
+    """Returns the steps whose goal a step may get, all equally likely, by definition."""
     found = {}
     for one in trajectories:
         for at, number in enumerate(one):
@@ -97,7 +97,7 @@ def aims(trajectories: list[list[int]], strategy: str) -> dict[int, list[int]]:
 
 
 class Each(Sampler):
-    """Every item so many times, in order."""
+    """Draws every item the same number of times, in order."""
 
     def __init__(self, times: int) -> None:
         self._times = times
@@ -113,8 +113,8 @@ class Each(Sampler):
 def test_every_step_of_the_strategy_is_exactly_as_likely_as_any_other(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each row as often as there are numbers modulo 60; these make every choice equally often."""
-    times = 60  # a multiple of 1 to 6 and of 10, the numbers of steps that there are
+    """Each row is drawn once for every number modulo 60, so all choices are equally frequent."""
+    times = 60  # a multiple of 1 to 6 and of 10, the possible numbers of steps
     numbers = torch.arange(times).repeat(10)
     monkeypatch.setattr(hindsight, "random_numbers", lambda *_: numbers.numpy())
     rb = buffer(LazyTensorStorage(20), strategy=strategy, her_ratio=1.0, sampler=Each(times))
@@ -198,7 +198,7 @@ def test_the_next_sample_sees_what_was_written_and_emptied() -> None:
     assert {goal for _, goal in pairs(rb.sample())} == {2}
     rb.extend(episodes(5)[3:])
     assert {goal for _, goal in pairs(rb.sample())} == {4}
-    rb.extend(episodes(3))  # writes over the first two steps
+    rb.extend(episodes(3))  # overwrites the first two steps
     assert set(pairs(rb.sample())) == {(0, 2), (1, 2), (2, 2), (2, 4), (3, 4), (4, 4)}
     rb.empty()
     with pytest.raises(EmptyBufferError):
@@ -276,7 +276,7 @@ def test_a_sample_says_where_its_rows_are_and_takes_priorities_back(
     assert torch.equal(sample["index"], sample["number"])
     assert ("index_generation" in sample.keys()) == (kind == "directory")  # noqa: SIM118
     sample["td_error"] = (sample["number"] == 3).float()
-    for start in (0, 20):  # all, the ones that were not drawn too
+    for start in (0, 20):  # all rows, including those that were not drawn
         rb.update_priority(torch.arange(20), (torch.arange(20) == 3).float())
         assert rb.update_tensordict_priority(sample).applied == 20, start
         assert rb.update_priority(sample).applied == 20
@@ -358,7 +358,7 @@ def test_the_reward_function_sees_the_rows_with_new_goals_and_no_others() -> Non
 
 def test_transforms_see_the_new_goals() -> None:
     class Beside:
-        """An input of a network, of observation and goal."""
+        """A module that concatenates the observation and the goal."""
 
         def __call__(self, data: Any) -> Any:
             return data.set("input", torch.cat((data["number"].unsqueeze(-1), data["goal"]), -1))
@@ -370,7 +370,7 @@ def test_transforms_see_the_new_goals() -> None:
     assert (sample["input"][:8, 1] >= 0).all()
 
 
-FLAGS = {  # of a step: terminated, truncated
+FLAGS = {  # terminated, truncated
     "goes on": (False, False),
     "was terminated": (True, False),
     "was cut off": (False, True),
@@ -474,7 +474,7 @@ def test_learners_of_one_copy_each_have_goals_of_their_own(tmp_path: Path) -> No
         by_rank = []
         for rank in (0, 1, 2, 1):
             torch.manual_seed(0)
-            with learner(rank=rank, sampler=Each(1)) as rb:  # goals alone may differ
+            with learner(rank=rank, sampler=Each(1)) as rb:  # only the goals may differ
                 by_rank.append(goals_of(rb))
         assert by_rank[1] == by_rank[3]
         assert len({tuple(found) for found in by_rank}) == 3
@@ -492,7 +492,7 @@ def test_learners_of_one_copy_each_have_goals_of_their_own(tmp_path: Path) -> No
 
 
 class Overtaken(RandomSampler):
-    """Others write between its first draws and the read."""
+    """A sampler with which other writers overwrite items between its first draws and the read."""
 
     def __init__(self, others: Any, times: int, step: int) -> None:
         super().__init__()
@@ -508,7 +508,7 @@ class Overtaken(RandomSampler):
 
 
 def numbered(first: int, count: int) -> TensorDict:
-    """Steps with numbers from there on; an episode ends at every third one."""
+    """Makes numbered steps from ``first`` on; an episode ends at every third step."""
     data = episodes(*[3] * ((count + 2) // 3))[:count]
     for key in ("number", "at", ("next", "at")):
         data[key] = data[key] + first
@@ -533,7 +533,7 @@ def test_rows_that_are_written_over_before_they_are_read_are_drawn_again(
 def test_a_row_that_another_item_has_taken_the_place_of_gets_no_goal_of_that(
     directory: Any,
 ) -> None:
-    """The sampler's ticket is that of the item before, and its slot holds another since."""
+    """The sampler has the ticket of the earlier item, whose slot holds another item since."""
     others = TensorDictReplayBuffer(storage=directory(6))
     others.extend(numbered(0, 6))
 
@@ -552,7 +552,7 @@ def test_a_row_that_another_item_has_taken_the_place_of_gets_no_goal_of_that(
 def test_a_goal_that_is_written_over_while_it_is_copied_is_not_taken(
     directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is older than its row, which stays where it is."""
+    """The step with the goal is older than its row, and the row stays where it is."""
 
     class Newest(Sampler):
         def sample(self, storage: Any, batch_size: int) -> Any:
@@ -563,7 +563,7 @@ def test_a_goal_that_is_written_over_while_it_is_copied_is_not_taken(
     others.extend(numbered(0, 6))
     monkeypatch.setattr(hindsight, "random_numbers", lambda *_: np.zeros(4, np.int64))
     assert set(pairs(rb.sample())) == {(5, 3)}
-    take, writes = RowEntries.take, [numbered(6, 4)]  # as far as the place of step 3
+    take, writes = RowEntries.take, [numbered(6, 4)]  # reaches the slot of step 3
 
     def overtaken(self: Any, path: Any, elements: Any) -> Any:
         if writes:
@@ -605,7 +605,7 @@ def test_flags_are_looked_at_once_a_write(make: Any, monkeypatch: pytest.MonkeyP
     at, looks = RowEntries.at, []
     monkeypatch.setattr(RowEntries, "at", lambda *args: looks.append(1) or at(*args))
     rb, data = buffer(make(40), 10), episodes(20)
-    data["next", "done"] = data["next", "done"].float()  # the core reads whole numbers
+    data["next", "done"] = data["next", "done"].float()  # the core reads integers
     for start in (0, 10):
         rb.extend(data[start : start + 10])
         for _ in range(3):

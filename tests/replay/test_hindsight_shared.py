@@ -1,4 +1,4 @@
-"""Hindsight of several learners, while collectors write and any of them is killed."""
+"""Hindsight for several learners while collectors write and any process is killed."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_goals_stay_in_their_episodes_while_collectors_and_learners_are_killed(
                     sample = rb.sample()
                     require_right(sample, strategy)
                     lives.update(sample["life"].tolist())
-                kill(writing[turn % 2])  # wherever it is
-                kill(learning[0])  # it has not ended by itself, of what it saw
+                kill(writing[turn % 2])  # at any point
+                kill(learning[0])  # it has not stopped because of an error
                 require_right(rb.sample(), strategy)
                 writing[turn % 2] = start(hindsight_programs.collector, path, CAPACITY, 2 + turn)
                 learning[0] = start(hindsight_programs.learning, path, CAPACITY, turn)
@@ -43,7 +43,7 @@ def test_goals_stay_in_their_episodes_while_collectors_and_learners_are_killed(
             assert lives >= {0, 1, 2}
         for one in (*writing, *learning):
             kill(one)
-    with learner(path, CAPACITY, strategy) as rb:  # nobody is alive: recovered
+    with learner(path, CAPACITY, strategy) as rb:  # no client is alive: recovered
         assert engine_of(rb).report.reason == "no client alive"
         for _ in range(BATCHES):
             require_right(rb.sample(), strategy)

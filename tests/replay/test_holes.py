@@ -1,4 +1,4 @@
-"""Reads of a buffer in which some slots hold no item, and writes beside other processes."""
+"""Buffers in which some slots hold no item: reads, and writes beside other processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.rings import ring_of
 
 
 def grid(path: Path) -> TensorDictReplayBuffer:
-    """Lanes of 4 over 3 batches of 5 steps; the slots 5 to 7 were claimed and given back."""
+    """Makes 4 lanes over 3 batches of 5 steps; the slots 5 to 7 were claimed and released."""
     rb = TensorDictReplayBuffer(
         storage=LazyMemmapStorage(40, ndim=2, scratch_dir=path, shared_init=True), batch_size=3
     )

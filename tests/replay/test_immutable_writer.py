@@ -1,4 +1,4 @@
-"""`ImmutableDatasetWriter`: a data set that is read, sampled and iterated, and never changes."""
+"""`ImmutableDatasetWriter`: a data set is read, sampled and iterated, but never changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items changed where they are: entries, lanes, and only while they are still the same."""
+"""In-place changes of items: of entries, of lanes, and only if the item is still the same."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_only_items_of_the_sample_are_changed(make: Any) -> None:
     sample = rb.sample(4)
     index = torch.arange(8)
     generation = torch.arange(8)
-    rb.extend(items(8, 11))  # over 0, 1, 2
+    rb.extend(items(8, 11))  # overwrites 0, 1, 2
     result = rb.update_if_present(
         index=index,
         generation=generation,
@@ -253,7 +253,7 @@ def test_a_buffer_without_generations_refuses_a_conditional_update(tmp_path: Pat
                     generation=generation, version_key="a", version=9, index=index, patch={}
                 )
             assert rb[:]["a"].tolist() == list(range(6))
-            tickets = rb.storage.tickets(index)  # who has these can change the items
+            tickets = rb.storage.tickets(index)  # with these tickets, the items can be changed
             assert rb.update_if_present(generation=tickets, **update).updated.all()
     with TensorDictReplayBuffer(storage=LazyTensorStorage(6), shared=True, batch_size=4) as rb:
         rb.extend(items(0, 6))

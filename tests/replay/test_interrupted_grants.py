@@ -1,6 +1,7 @@
-"""Ctrl-C in a call that is granted something: what it was granted is free again for others.
+"""Ctrl-C in a call that is granted something frees the grant for others.
 
-Leases of a sample for a consumer, the room of a reservation. See tests/crash/interrupts.py.
+A grant is a consumer's lease of a sample or the space of a reservation. See
+tests/crash/interrupts.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Begun = tuple[Callable[[], object], Callable[[], object]]
 
 @contextmanager
 def sampled(path: Path, kind: str) -> Iterator[Begun]:
-    """A sample under a lease without an end, of a buffer with two batches."""
+    """Begins a sample under an endless lease in a buffer with two batches."""
     with learner(path, kind) as rb, learner(path, kind) as other:
         rb.extend(units(0, 4))
         assert rb.can_sample()  # opens the consumer
@@ -35,7 +36,7 @@ def sampled(path: Path, kind: str) -> Iterator[Begun]:
 
         def works() -> None:
             if delivered:
-                return  # the interrupt came in a finalizer, and CPython only tells of it
+                return  # the interrupt came in a finalizer, where CPython only reports it
             (consumer,) = rb.consumers()
             assert not [lease for lease in consumer.leases if lease.ends_in_s]
             for lease in (60.0, 60.0):
@@ -47,7 +48,7 @@ def sampled(path: Path, kind: str) -> Iterator[Begun]:
 
 @contextmanager
 def reserved(path: Path, kind: str) -> Iterator[Begun]:
-    """Room for new items, for those of a dead process, or of a reservation that is dropped."""
+    """Begins to reserve space for new items or a dead process's items, or drops a reservation."""
     with learner(path, "consuming") as rb:
         rb.extend(units(0, 1))
         if kind == "resume":
@@ -72,7 +73,7 @@ def reserved(path: Path, kind: str) -> Iterator[Begun]:
         engine.cleanup()
 
 
-#: Places behind the delivery: returns of Python functions, where CPython does not look for signals.
+#: Points after the delivery: returns of Python functions, where CPython does not check for signals.
 RETURNS = {"reserve": 1, "resume": 1, "dropped": 0, **dict.fromkeys(SAMPLERS, 6)}
 
 
@@ -86,7 +87,7 @@ def test_what_an_interrupted_call_was_granted_is_free(kind: str, fast_path: Path
     def begin() -> AbstractContextManager[Begun]:
         return of(fast_path / str(next(numbers)), kind)
 
-    with begin() as (act, _):  # what is made once, such as caches of torch
+    with begin() as (act, _):  # creates caches that are made once, such as those of torch
         act()
     with begin() as (act, _), Interrupter() as counted:
         act()

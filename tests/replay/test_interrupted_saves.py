@@ -1,4 +1,4 @@
-"""Ctrl-C in a save or a load, wherever CPython looks for signals: see tests/crash/interrupts.py."""
+"""Ctrl-C in a save or a load, at every point where CPython checks for signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.crash.interrupts import Deed, walk
 from tests.kit.rings import engine_of
 
 
-# A file object that is interrupted between its opening and its `with` says so when it is closed.
+# A file object that is interrupted between its opening and its `with` warns when it is closed.
 @pytest.mark.product(few=1)
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
@@ -48,7 +48,7 @@ def test_an_interrupt_anywhere_in_it_leaves_no_lock_and_no_file(
 
         yield act, works
 
-    with begin() as (act, works):  # what is made once, such as caches of torch
+    with begin() as (act, works):  # creates caches that are made once, such as those of torch
         act()
         works()
     del act, works

@@ -1,4 +1,4 @@
-"""Groups and fresh items for a consumer: each once among all its learners, also after kills."""
+"""Groups and fresh items go to one of a consumer's learners only, also after kills."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def learner(path: Path, capacity: int = 12, **options: Any) -> TensorDictReplayB
 
 
 def require(happens: Any) -> None:
-    """It is true before long."""
+    """Waits until the condition is true."""
     deadline = time.monotonic() + 50
     while not happens():
         assert time.monotonic() < deadline
@@ -145,7 +145,7 @@ def test_groups_that_are_given_up_hold_no_writer_up(
         assert not rb.can_sample(2)
         assert rb.sampler.groups == GroupCounts(0, 0, 0, 2)  # type: ignore[attr-defined]
         assert (standing(rb).dropped, standing(rb).floor) == (2, 4)
-        rb.extend(grouped(1, 4, 4))  # what comes late is given to nobody, either
+        rb.extend(grouped(1, 4, 4))  # items that come late are not delivered
         assert rb.sample(2)["query"].tolist() == [4, 4]
         assert standing(rb).dropped == 2 or standing(rb).floor == 7
 
@@ -161,7 +161,7 @@ def test_groups_that_are_larger_than_the_storage_are_refused(consumer: str | Non
 
 
 def test_what_is_given_up_counts_in_no_version(tmp_path: Path) -> None:
-    """Else those that were given up would fill the gate, and nobody could ever write again."""
+    """Otherwise groups that were given up would fill the gate and block all writers forever."""
     with learner(tmp_path / "b", give_up_after=1e-6) as rb:
         rb.extend(grouped(0, 0))
         rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=2)
@@ -190,17 +190,17 @@ def test_a_late_item_of_what_another_learner_gave_up_is_given_to_nobody(
         assert standing(one).dropped == 1
         one.close()
         other.extend(grouped(1))
-        with pytest.raises(EmptyBufferError):  # it looks whole to this learner
+        with pytest.raises(EmptyBufferError):  # the group looks complete to this learner
             other.sample(2)
         assert standing(other).dropped == 2
         assert standing(other).floor == 2
 
 
-# -- groups that nobody finishes -------------------------------------------------------------------
+# -- groups that are never completed ---------------------------------------------------------------
 
 
 def write_behind(rb: Any, *batches: TensorDict) -> threading.Thread:
-    """Writes from a thread, which waits for room."""
+    """Writes from a thread, which waits for space."""
 
     def write() -> None:
         for batch in batches:
@@ -240,11 +240,11 @@ def test_groups_are_given_up_no_earlier_than_they_have_to_be(tmp_path: Path) -> 
         with pytest.raises(RateLimitTimeout):
             rb.sample(2, timeout=0.05)
         assert rb.sampler.groups == GroupCounts(0, 3, 0, 0)  # type: ignore[attr-defined]
-        writer.extend(grouped(3))  # the ring is full, and nobody has anything to write
+        writer.extend(grouped(3))  # the ring is full, and no writer has more to write
         assert rb.sample(2)["query"].tolist() == [3, 3]
         with pytest.raises(RateLimitTimeout):
             rb.sample(2, timeout=0.05)
-        # The oldest item keeps the other one of its group out; behind it there is room again.
+        # The oldest item keeps the other item of its group out; behind it there is space again.
         assert rb.sampler.groups.given_up == 1  # type: ignore[attr-defined]
         writer.extend(grouped(2))
         assert rb.sample(2, timeout=50)["query"].tolist() == [2, 2]
@@ -253,7 +253,7 @@ def test_groups_are_given_up_no_earlier_than_they_have_to_be(tmp_path: Path) -> 
 def test_a_group_that_may_be_completed_is_given_up_once_all_writers_have_waited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is room for its last item, and a writer that wants more waits."""
+    """There is space for the last item, and a writer that has more items waits."""
     path, now = tmp_path / "b", [1000.0]
     with learner(path, 4) as rb, learner(path, 4) as one, learner(path, 4) as other:
         monkeypatch.setattr("shmbuffer.samplers.claiming.time.monotonic", lambda: now[0])
@@ -397,7 +397,7 @@ def test_what_is_too_stale_is_given_to_nobody_and_holds_no_writer_up(tmp_path: P
 
 
 def writes_groups(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Some whole groups, and says when that is all."""
+    """Writes some whole groups and reports when all are written."""
     torch.set_num_threads(1)
     buffer, written = opened(path, capacity), 0
     while written < GROUPS_EACH * SIZE:
@@ -409,7 +409,7 @@ def writes_groups(path: Path, capacity: int, source: int, connection: Any) -> No
 
 
 def learns(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Draws a group, says so, acknowledges it, and says so; into a file of its own."""
+    """Draws groups and logs each draw and each acknowledgement in a file of its own."""
     torch.set_num_threads(1)
     sampler = PromptGroupSampler(group_size=SIZE, consumer="learners")
     buffer = opened(path, capacity, sampler)
@@ -419,7 +419,7 @@ def learns(path: Path, capacity: int, source: int, connection: Any) -> None:
         try:
             batch = buffer.sample(SIZE, lease=100.0, timeout=1.0)
         except (EmptyBufferError, RateLimitTimeout):
-            continue  # it may be all
+            continue  # all groups may have been delivered
         keys = {*batch["query"].tolist()}
         assert len(keys) == 1
         assert {*batch["member"].tolist()} == {*range(SIZE)}
@@ -436,12 +436,12 @@ def learns(path: Path, capacity: int, source: int, connection: Any) -> None:
 def test_every_group_is_trained_on_once_by_learners_that_are_killed(
     tmp_path: Path, records: bool
 ) -> None:
-    # Room for all: what one writer has begun must not wait for room that the other one has filled.
+    # The ring has space for all groups, so that one writer's open group does not block the other.
     path, capacity = tmp_path / ("records" if records else "rows"), 640
     wanted = 2 + 2 * GROUPS_EACH
     with opened(path, capacity) as rb, collectors(learns, path, capacity, 3) as learners:
         began(*learners)
-        rb.extend(items(9, 0, 2 * SIZE))  # from here on there is a consumer that holds writers
+        rb.extend(items(9, 0, 2 * SIZE))  # creates a consumer that holds writers back
         require(lambda: rb.consumers() and standing(rb).floor == 2 * SIZE)
         with collectors(writes_groups, path, capacity, 2) as writers:
             for turn in range(6):
@@ -462,4 +462,5 @@ def test_every_group_is_trained_on_once_by_learners_that_are_killed(
             done[key] += what == "done"
     assert len(got) == wanted
     assert max(done.values()) == 1
-    assert wanted - sum(done.values()) <= 6  # who was killed behind its ack has not said so
+    # a learner that was killed after its acknowledgement has not logged it
+    assert wanted - sum(done.values()) <= 6

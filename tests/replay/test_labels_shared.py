@@ -1,4 +1,4 @@
-"""Versions and groups while collectors write, and while they are killed."""
+"""Versions and groups while collectors write and are killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPACITY = 24
 
 
 def columns(rb: Any, *names: str) -> list[Any]:
-    """Of all slots, as they lie there."""
+    """Returns entries of all slots as they are stored."""
     mover = rb.storage.mover()
     capacity = ring_of(rb).capacity
     if "records" not in str(rb.storage.scratch_dir.name):
@@ -35,7 +35,7 @@ def columns(rb: Any, *names: str) -> list[Any]:
 
 
 def whole_groups(rb: Any) -> set[tuple[int, ...]]:
-    """Items of those groups of which all are there, from what lies there."""
+    """Returns the items of all complete groups, computed from the ring itself."""
     keys, members = columns(rb, "query", "member")
     found: dict[int, list[int]] = {}
     for slot in by_age(ring_of(rb)).tolist():
@@ -46,7 +46,7 @@ def whole_groups(rb: Any) -> set[tuple[int, ...]]:
 
 
 def require_same(rb: Any, groups: PromptGroupSampler, stale: StalenessAwareSampler) -> None:
-    """What both have followed is what lies there."""
+    """Checks that the indices of both samplers match the content of the ring."""
     (versions,) = columns(rb, "policy_version")
     assert looked(stale._index, rb.storage) == expected(ring_of(rb), versions)
     whole = whole_groups(rb)
@@ -79,7 +79,7 @@ def test_what_is_drawn_is_right_when_a_writer_dies_at_any_step(
             victim[0].join(50)
             died = victim[0].exitcode == -signal.SIGKILL
             assert died or victim[1].recv() == "alive"
-            ring_of(rb).totals()  # repaired, where the mutex was held
+            ring_of(rb).totals()  # repairs the ring if the mutex was held
             engine_of(rb).seat.reap_dead()
             require_same(rb, groups, stale)
             for turn in range(4):
@@ -119,7 +119,7 @@ def test_groups_and_versions_are_exact_beside_writers_that_are_killed(
                     other.sampler.consumer_version = newest  # type: ignore[attr-defined]
                     try:
                         fresh = other.sample(32)
-                    except RuntimeError:  # what was fresh is written over by older ones
+                    except RuntimeError:  # older items have overwritten the fresh ones
                         continue
                     weighed += 1
                     assert (fresh["staleness"] == newest - fresh["policy_version"]).all()

@@ -1,4 +1,4 @@
-"""Items that differ in shape are given as one lazy stack, text and objects included."""
+"""Items of different shapes are returned as one lazy stack, including text and objects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_sample_prints_the_structure_of_the_document() -> None:
         printed = repr(sample)
     lines = printed.splitlines()
     assert lines[5].startswith("            ['a")
-    lines[5] = "            [<text>,"  # which of them were drawn
+    lines[5] = "            [<text>,"  # the drawn items
     assert "\n".join(lines) == SEED
 
 

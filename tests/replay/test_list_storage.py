@@ -156,7 +156,7 @@ def test_items_are_sent_to_the_device_of_the_storage_when_they_are_written() -> 
 
 
 class Output(OrderedDict[str, Any]):
-    """As some models give: a dict of a class that has its own rules."""
+    """A dict subclass with its own behaviour, as some models return."""
 
     def update(self, *entries: Any, **named: Any) -> None:
         raise TypeError("update is not for these")
@@ -249,7 +249,7 @@ def test_the_largest_priority_within_the_buffer_is_known_after_growth() -> None:
     rb = ReplayBuffer(storage=ListStorage(), sampler=sampler, collate_fn=list)
     rb.extend(list(range(1000)))
     rb.update_priority(5, 7.0)
-    rb.storage.set([0, 1], ["x", "y"])  # placed writes, which move tickets by a lap
+    rb.storage.set([0, 1], ["x", "y"])  # writes by index, which increase tickets by a lap
     rb.update_priority([0, 1], 1.0)
     rb.extend(list(range(500)))
     rb.update_priority(5, 2.0)
@@ -385,7 +385,7 @@ def test_a_list_in_the_child_of_a_fork_says_whose_it_is() -> None:
     storage = filled("a")
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, where torch has threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork warns if torch has threads
         child = os.fork()
     if not child:
         try:

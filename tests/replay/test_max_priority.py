@@ -1,4 +1,4 @@
-"""The largest priority of what is there, however it came there: by us, by others, by the dead."""
+"""The largest stored priority, whether this process, another one or a dead one has set it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def within(storage: LazyMemmapStorage | LazyTensorStorage, **options: float) -> 
 
 @pytest.fixture
 def ours(fast_path: Path) -> Iterator[ReplayBuffer]:
-    """Of ten items with priorities 0.0, 0.1, ... 0.9, in a directory."""
+    """Makes a buffer of ten items with priorities 0.0, 0.1, ... 0.9 in a directory."""
     with within(LazyMemmapStorage(10, scratch_dir=fast_path / "buffer")) as rb:
         index = rb.extend(torch.arange(10))
         rb.update_priority(index, torch.arange(10) / 10)
@@ -53,7 +53,7 @@ def set_priority(ring: Ring, element: int, priority: float) -> None:
 def test_the_next_write_sees_priorities_set_by_others(ours: ReplayBuffer, theirs: Ring) -> None:
     set_priority(theirs, 3, 5.0)
     assert ours.sampler.default_priority == 5.0
-    set_priority(theirs, 3, 0.5)  # less again
+    set_priority(theirs, 3, 0.5)  # lowered again
     assert ours.sampler.default_priority == pytest.approx(0.9)
     set_priority(theirs, 9, 0.0)
     assert ours.sampler.default_priority == pytest.approx(0.8)
@@ -78,7 +78,7 @@ def test_priorities_set_by_the_dead_count_once_they_are_known_to_be_dead(
     def raise_one(victim: Engine) -> None:
         set_priority(ring_of(victim), 4, 6.0)
 
-    assert dies(ours.storage.scratch_dir, "update.unlocked", raise_one)  # before it has counted
+    assert dies(ours.storage.scratch_dir, "update.unlocked", raise_one)  # before it was counted
     engine_of(ours).seat.reap_dead()
     assert ours.sampler.default_priority == 6.0
 

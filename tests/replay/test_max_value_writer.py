@@ -1,4 +1,4 @@
-"""`TensorDictMaxValueWriter`: the best items stay, whatever comes and in whatever batches."""
+"""`TensorDictMaxValueWriter` keeps the best items, in whatever batches they are written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS = ["memory", "anonymous memmap", "list", "stack", "compressed", "tensors",
 
 
 class Own(Storage):
-    """A storage with no ring: a dict behind the three methods of the protocol."""
+    """A storage without a ring: a dict behind the three methods of the protocol."""
 
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
@@ -62,7 +62,7 @@ class Own(Storage):
 
 
 def scored(*scores: float) -> TensorDict:
-    """Items whose payload says their score."""
+    """Makes items whose payload repeats their score."""
     score = torch.tensor(scores, dtype=torch.float64)
     return TensorDict({"score": score, "obs": score * 10}, [len(scores)])
 
@@ -79,7 +79,8 @@ def storage_of(kind: str, capacity: int) -> Storage:
     if kind == "compressed":
         return CompressedListStorage(capacity)
     if kind == "tensors":
-        return TensorStorage(scored(*[-1e9] * capacity))  # full from the start, of the worst
+        # full from the start, with the lowest scores
+        return TensorStorage(scored(*[-1e9] * capacity))
     return Own(capacity)
 
 
@@ -192,7 +193,7 @@ def test_random_operations_keep_what_a_sorted_list_keeps(kind: str, seed: int) -
     accepted = 0
     for _ in range(150):
         what = rng.random()
-        # Few different values, so that there are many ties.
+        # Few different values give many ties.
         batch = [float(rng.randrange(60)) for _ in range(rng.choice([0, 1, 1, 2, 5, 40]))]
         if what < 0.03 and kind != "tensors":
             rb.empty()
@@ -212,7 +213,7 @@ def test_random_operations_keep_what_a_sorted_list_keeps(kind: str, seed: int) -
         found = scores(rb)
         assert sorted(found) == sorted(kept)
         assert rb.write_count == accepted
-        if what < 0.5:  # where the returned index says, the item is
+        if what < 0.5:  # the item is at the returned index
             taken = [at for at in index if at >= 0]
             assert len(set(taken)) == len(taken)
             for at, score in zip(index, batch, strict=True):
@@ -228,7 +229,7 @@ def test_random_operations_keep_what_a_sorted_list_keeps(kind: str, seed: int) -
         ("max", [0, -1, 1], [9, 8]),
         ("min", [-1, 1, 0], [3, 4]),
         ("mean", [-1, 1, 0], [4.25, 4]),
-        ("median", [-1, 1, 0], [3, 4]),  # of an even number the lower one of the middle
+        ("median", [-1, 1, 0], [3, 4]),  # of an even number of values: the lower one in the middle
         ("sum", [-1, 1, 0], [17, 16]),
     ],
 )
@@ -326,7 +327,7 @@ def test_other_data_than_tensordicts_are_refused(
 ) -> None:
     rb = cls(storage=ListStorage(3), writer=TensorDictMaxValueWriter("score"))
     if cls is TensorDictReplayBuffer and isinstance(data, dict):
-        return  # it is the TensorDict with these entries
+        return  # the leaf is the TensorDict with these entries
     with pytest.raises(
         (RuntimeError, TypeError),
         match=r"tensor collection with the entry 'score', got|have names",
@@ -408,7 +409,7 @@ def test_priorities_in_the_data_are_those_of_accepted_items(kind: str) -> None:
     assert rb.extend(data).tolist() == [-1, 1, -1, 0, -1, 2]
     assert ring_of(sampler).tree.mass()[:3].tolist() == [4, 2, 6]
     data["p"] = data["p"] * 10
-    assert rb.extend(data).tolist() == [-1, -1, -1, -1, -1, 0]  # the 9 takes the place of the 4
+    assert rb.extend(data).tolist() == [-1, -1, -1, -1, -1, 0]  # the 9 replaces the 4
     assert ring_of(sampler).tree.mass()[:3].tolist() == [60, 2, 6]
     worse = data[0].clone()
     assert rb.add(worse) is None
@@ -423,7 +424,7 @@ def test_without_a_priority_an_accepted_item_gets_the_default_one() -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(2), sampler=sampler, writer=writer)
     rb.update_priority(rb.extend(scored(1, 2)), torch.tensor([0.5, 7.0]))
     assert rb.add(scored(3)[0]) == 0
-    assert ring_of(sampler).tree.mass().tolist() == [7, 7]  # the largest so far, in place of 0.5
+    assert ring_of(sampler).tree.mass().tolist() == [7, 7]  # the largest so far replaces 0.5
 
 
 def test_a_sampler_with_its_own_table_hears_of_accepted_items_only() -> None:
@@ -463,7 +464,7 @@ def test_a_batch_is_one_placed_write(kind: str, monkeypatch: pytest.MonkeyPatch)
     assert len(calls) == 1
     assert sorted(scores(rb)) == [4, 5, 8, 9]
     rb.extend(scored(0, 0))
-    assert len(calls) == 1  # nothing to write
+    assert len(calls) == 1  # no item to write
 
 
 def test_items_that_are_there_already_are_ranked() -> None:

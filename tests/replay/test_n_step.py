@@ -1,4 +1,4 @@
-"""Transitions over n steps, made of single ones at the draw: as if they had been written so."""
+"""N-step transitions that are computed at the draw equal transitions that were stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GAMMA = 0.5
 
 
 def steps(count: int, ends: tuple[int, ...] = (), cuts: tuple[int, ...] = ()) -> TensorDict:
-    """Steps 0, 1, ... with the reward 2 ** step; they terminate, or are truncated, at some."""
+    """Makes steps 0, 1, ... with reward 2 ** step that end at ``ends`` and are cut at ``cuts``."""
     number = torch.arange(count)
     terminated, truncated = (torch.isin(number, torch.tensor(at)) for at in (ends, cuts))
     after = {
@@ -49,7 +49,7 @@ def buffer(storage: Any, unit: NStep, **kwargs: Any) -> TensorDictReplayBuffer:
 
 
 def transitions(sample: TensorDict) -> set[tuple[Any, ...]]:
-    """Of a sample: observation, the one after, reward, gamma, steps, and the three flags."""
+    """Returns both observations, reward, gamma, steps and the three flags of each row."""
     after = sample["next"]
     columns = (
         *(sample["obs"], after["obs"], after["reward"], sample["gamma"]),
@@ -63,7 +63,7 @@ def transitions(sample: TensorDict) -> set[tuple[Any, ...]]:
 
 def test_ends_of_episodes_of_the_buffer_and_of_the_ring_make_transitions_shorter() -> None:
     rb = buffer(LazyTensorStorage(9), NStep(3, GAMMA))
-    rb.extend(steps(11, ends=(4,), cuts=(7,)))  # 0 and 1 have been written over
+    rb.extend(steps(11, ends=(4,), cuts=(7,)))  # 0 and 1 have been overwritten
     no, yes = False, True
     assert transitions(rb.sample(400)) == {
         (2, 5, 4 + 4 + 4, 0.125, 3, yes, no, yes),
@@ -104,7 +104,7 @@ def test_without_a_flag_nothing_but_the_newest_step_ends_a_transition() -> None:
 
 
 def expected(one: list[Item], at: int, n: int) -> tuple[int, float, float, bool]:
-    """The transition of a step of a trajectory: the last number, reward, gamma, done."""
+    """Returns the last number, reward, gamma and done of the transition from a step."""
     of = one[at : at + n]
     reward = sum(GAMMA**k * (item.number % 8) for k, item in enumerate(of))
     return of[-1].number, reward, GAMMA ** len(of), of[-1].done
@@ -158,7 +158,7 @@ def test_collectors_and_streams_are_never_summed_together(directory: Any) -> Non
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_it_is_what_the_recorder_writes(tmp_path: Path, n: int) -> None:
-    """Two environments; episodes of 1 to 6 steps, terminated, truncated, and one left open."""
+    """Two environments have episodes of 1 to 6 steps: terminated, truncated, and one left open."""
     opened = {
         name: TensorDictReplayBuffer(
             storage=LazyMemmapStorage(200, scratch_dir=tmp_path / name, shared_init=True), **how
@@ -273,7 +273,7 @@ def test_a_plain_buffer_gives_dicts_and_a_tensorclass_stays_one() -> None:
 
 @tensorclass  # type: ignore[misc, unused-ignore]
 class Step:
-    """One step, as a class."""
+    """A step, as a tensorclass."""
 
     obs: torch.Tensor
     next: TensorDict

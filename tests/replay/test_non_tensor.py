@@ -1,4 +1,4 @@
-"""Text and other objects beside tensors: in a storage of this process, and refused elsewhere."""
+"""Text and other objects beside tensors: stored in private storages and refused by shared ones."""
 
 from __future__ import annotations
 
@@ -350,7 +350,7 @@ def test_text_in_the_child_of_a_fork_says_whose_it_is() -> None:
     rb = rb_of("x")
     read, write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, where torch has threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork warns if torch has threads
         child = os.fork()
     if not child:
         said = []

@@ -1,4 +1,4 @@
-"""A data set and what is collected beside it: exact shares, one index, one fraction for all."""
+"""A data set and collected items: exact shares, a common index, and one fraction for all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from shmbuffer import (
 )
 
 DATA, CAPACITY = 40, 100
-COLLECTED = 1000  # numbers of collected items start here
+COLLECTED = 1000  # collected items have numbers from here on
 
 
 def items(numbers: range) -> TensorDict:
@@ -76,7 +76,7 @@ def of_data(sample: TensorDict) -> int:
 
 @pytest.fixture(params=["memory", "directory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
-    """Makes the storage of the online part."""
+    """Makes the storage of the online buffer."""
     if request.param == "memory":
         return lambda: LazyTensorStorage(CAPACITY)
     return lambda: LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "on", shared_init=True)
@@ -107,7 +107,7 @@ def test_the_rows_of_a_part_are_drawn_uniformly_from_it() -> None:
     for drawn, first, count in ((offline, 0, DATA), (online, COLLECTED, 10)):
         seen = torch.bincount(drawn - first, minlength=count).double()
         expected = 1000 / count
-        # 99.99 % of a chi-squared with that many degrees of freedom is below its mean + 6 sigma.
+        # A chi-squared value is below its mean + 6 sigma with a probability of 99.99 %.
         chi = ((seen - expected) ** 2 / expected).sum()
         assert chi < (count - 1) + 6 * (2 * (count - 1)) ** 0.5
 

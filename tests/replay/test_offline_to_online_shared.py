@@ -1,4 +1,4 @@
-"""A collector and two learners on one data set and one online part, killed again and again."""
+"""A collector and two learners share a data set and an online buffer and are killed repeatedly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.crash
 
 
 def items(first: int, count: int) -> TensorDict:
-    """Each leaf of an item says which it is."""
+    """Makes items each of whose leaves identifies the item."""
     number = torch.arange(first, first + count)
     after = TensorDict({"square": (number[:, None].double() ** 2).expand(-1, 40)}, [count])
     return TensorDict({"id": number, "next": after.contiguous()}, [count])
@@ -59,7 +59,7 @@ def opened(path: Path) -> Any:
 
 
 def require_whole(rb: Any, sample: TensorDict) -> None:
-    """Rows are of one item each, the first of the data set; and the share was one that was set."""
+    """Checks that each row is one item, and that the share of the data set was one of `SHARES`."""
     square = sample["next", "square"]
     assert (square == (sample["id"].double() ** 2)[:, None]).all()
     of_data = sample["id"] < COLLECTED
@@ -84,7 +84,7 @@ def learns(path: Path) -> None:
     while True:
         sample = rb.sample()
         require_whole(rb, sample)
-        priority = 1 + sample["id"].remainder(5).double()  # of an item always the same
+        priority = 1 + sample["id"].remainder(5).double()  # an item always has the same priority
         update = rb.update_tensordict_priority(sample.set("td_error", priority))
         assert update.applied + update.stale == BATCH
         rb.anneal(draws.randrange(12), 10)
@@ -99,13 +99,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def done(rb: Any) -> tuple[int, int]:
-    """What was written, and what was learned from the data set."""
+    """Returns the number of items written, and of priorities updated in the data set."""
     online, table = engine_of(rb.online_buffer), engine_of(rb.offline_buffer)
     return online.stats()["inserts"], table.stats()["updates_applied"]
 
 
 def goes_on(rb: Any, living: dict[int, Callable[[Path], None]]) -> None:
-    """Wait until what lives has done some of its work; one that has ended by itself has failed."""
+    """Waits until each living process has made progress; fails if one has ended by itself."""
     first = done(rb)
     works = {body: at for at, body in enumerate((collects, learns))}
     waited = {works[body] for body in living.values()}
@@ -135,7 +135,7 @@ def test_parts_and_share_stay_whole_whoever_is_killed(path: Path, seed: int) -> 
         for pid in living:
             os.kill(pid, signal.SIGKILL)
             assert ended(pid) == -signal.SIGKILL
-    with opened(path) as rb:  # nobody else has it: it is recovered
+    with opened(path) as rb:  # no other client is attached: recovered
         assert rb.offline_fraction in SHARES
         for part in rb.online_buffer, rb.offline_buffer:
             assert engine_of(part).check().ok

@@ -1,4 +1,4 @@
-"""The shortest way out gives what the usual one gives, in memory that is the caller's."""
+"""The direct read path returns the same as the usual path, in memory that the caller owns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def data(count: int) -> TensorDict:
 
 
 def samples(rb: Any, seed: int) -> list[TensorDict]:
-    """The same draws, the short way and the usual one."""
+    """Returns the same draw over the direct path and over the usual one."""
     generator = torch.Generator()
     rb.set_rng(generator)
     generator.manual_seed(seed)
@@ -68,7 +68,7 @@ def test_all_dtypes_come_as_they_come_the_usual_way(tmp_path: Path, kind: str) -
     sampler: Any = None
     if kind == "by staleness":
         sampler = StalenessAwareSampler(version_key="scalar")
-    elif kind == "in slices":  # their flags are nested
+    elif kind == "in slices":  # the flags of slices are nested
         sampler = SliceSampler(slice_len=11, end_key="bool")
     rb: Any = (
         TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=storage)
@@ -101,7 +101,7 @@ def test_items_that_were_chosen_are_not_those_that_lie_there_when_they_are_read(
     found, info = choice.read(index, known)
     assert found["scalar"].tolist() == index.tolist() == info["index"].tolist()
     assert torch.equal(found["staleness"], known["staleness"])
-    rb.extend(data(8)[index[:1]])  # the oldest place
+    rb.extend(data(8)[index[:1]])  # the oldest slot
     rb.extend(data(7))
     assert choice.read(index, known) is None
     assert choice.read(index, {}) is None, "it says no tickets"
@@ -194,7 +194,7 @@ def test_its_memory_goes_with_its_tensors() -> None:
 
 
 def test_memory_of_large_leaves_is_used_again() -> None:
-    """What malloc gives back to the system costs a page fault every 4 KB."""
+    """Memory that malloc returns to the system costs a page fault for every 4 KB."""
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(64))
     rb.extend(TensorDict({"a": torch.arange(64.0)[:, None].expand(64, 1 << 12)}, [64]))
     held = rb.sample(32)
@@ -204,7 +204,7 @@ def test_memory_of_large_leaves_is_used_again() -> None:
     again = rb.sample(32)
     assert again["a"].data_ptr() == there
     assert torch.equal(again["a"][:, 5], again["index"].float())
-    part = again["a"][3]  # a view holds all of it
+    part = again["a"][3]  # a view keeps the whole buffer
     del again
     assert rb.sample(32)["a"].data_ptr() != there
     assert (part == part[0]).all()
@@ -219,7 +219,7 @@ def test_as_much_is_kept_as_two_batches_have() -> None:
     kept = [rb.sample(32) for _ in range(5)]
     assert sum(sample["a"].data_ptr() in seen for sample in kept[:2]) == 2
     kept.clear()
-    rb.sample(16)  # of another form: what was kept is of no use
+    rb.sample(16)  # another layout: the pooled memory does not fit
     assert rb.sample(32)["a"].shape == (32, 1 << 14)
 
 
@@ -249,7 +249,7 @@ def test_threads_sample_side_by_side() -> None:
 
     def work() -> None:
         for _ in range(100):
-            sample = rb.sample(200)  # more than is copied with the interpreter lock held
+            sample = rb.sample(200)  # more than is copied while the interpreter lock is held
             if not torch.equal(sample["scalar"], sample["index"]):
                 wrong.append(1)
 

@@ -1,4 +1,4 @@
-"""Items as columns of a Parquet file: bit for bit, a leaf a column, whole or not at all."""
+"""Items as columns of a Parquet file: bit for bit, one column for each leaf, complete or absent."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_columns_of_which_one_would_lie_in_the_other_are_named(tmp_path: Path) -
 
 
 def write_parts(folder: Path, names: Sequence[str]) -> None:
-    """Writes two items into each part file, numbered in this order."""
+    """Writes two items into each part file, numbered in the order of ``names``."""
     for at, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"x": [2 * at, 2 * at + 1]}), folder / name)

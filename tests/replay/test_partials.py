@@ -1,6 +1,6 @@
-"""Rollouts that are written piece by piece: their processes are killed, and nothing is lost.
+"""Rollouts that are written in pieces survive kills of their processes without loss.
 
-A rollout is in the ring, or in its file, and after a kill others find it in one of them.
+A rollout is in the ring or in its file, and after a kill other processes find it there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def buffer(path: Path, capacity: int = CAPACITY) -> Iterator[Any]:
 
 
 def there(rb: Any) -> dict[int, list[int]]:
-    """rollout -> its steps in the ring, in the order of their tickets."""
+    """Returns the steps in the ring by rollout, in the order of their tickets."""
     live = ring_of(rb).live
     held = live.holds().nonzero()[0]
     order = held[(live.words[held] >> 2).argsort()]
@@ -70,7 +70,7 @@ def there(rb: Any) -> dict[int, list[int]]:
 
 
 def victim(path: Path, point: str, after: int, work: Callable[[Any], None]) -> bool:
-    """Whether somebody who does this was killed at the point."""
+    """Runs ``work`` in a process; True if it was killed at the sync point."""
     kept = []
 
     def body() -> None:
@@ -86,7 +86,7 @@ def victim(path: Path, point: str, after: int, work: Callable[[Any], None]) -> b
 
 
 def rolls_out(told: int) -> Callable[[Any], None]:
-    """A rollout of `PIECES` pieces of two steps; says which of them it has appended."""
+    """Writes a rollout of `PIECES` pieces of two steps, and reports each appended piece."""
 
     def work(rb: Any) -> None:
         room = rb.reserve(2 * PIECES)
@@ -117,8 +117,8 @@ def test_a_rollout_is_in_the_ring_or_in_its_file_wherever_its_process_dies(
 
 
 def require_once(rb: Any, appended: int) -> None:
-    """The appended pieces are there, once; the process that goes on commits them, once."""
-    partials = rb.partials()  # reaps the dead first
+    """Checks that a resuming process finds the appended pieces once and commits them once."""
+    partials = rb.partials()  # reaps the dead client first
     found = there(rb)
     whole = list(range(2 * PIECES))
     if found:
@@ -176,11 +176,11 @@ def test_every_point_of_pieces_is_died_at() -> None:
     assert set(python_points("partial")) == {*PYTHON[:3], "partial.cut"}
 
 
-# Under kills, for some seconds.
+# With kills, for some seconds.
 
 
 def collects(path: Path, seed: int) -> None:
-    """Rollouts of pieces, one after the other; goes on with those of the dead first."""
+    """Writes rollouts in pieces, one after the other; resumes those of dead processes first."""
     choose = random.Random(seed)
     rb = attach(path)
     rooms = []
@@ -189,7 +189,7 @@ def collects(path: Path, seed: int) -> None:
             try:
                 room = rb.resume(partial, timeout=10)
             except ReservationLostError:
-                continue  # another one was faster
+                continue  # another process was faster
             goes_through_with(room, choose)
             break
         room = rb.reserve(2 * PIECES, timeout=10)
@@ -207,7 +207,7 @@ def goes_through_with(room: Any, choose: random.Random) -> None:
 
 
 def learns(path: Path, say: int) -> None:
-    """Takes everything out of the queue and says which rollouts it saw, step by step."""
+    """Consumes the queue and reports the rollout of each step."""
     rb = attach(path)
     while True:
         sample = rb.sample(timeout=30)
@@ -217,7 +217,7 @@ def learns(path: Path, say: int) -> None:
 
 @pytest.mark.full
 def test_no_rollout_is_lost_or_committed_twice_while_collectors_are_killed(tmp_path: Path) -> None:
-    """Two collectors and a learner; the collectors are killed wherever they are."""
+    """The test kills two collectors at any point, while a learner consumes the queue."""
     path, choose = tmp_path / "buffer", random.Random(5)
     hear, say = os.pipe()
     with buffer(path, 64) as rb:
@@ -227,7 +227,7 @@ def test_no_rollout_is_lost_or_committed_twice_while_collectors_are_killed(tmp_p
         collectors = [fork(lambda seed=seed: collects(path, seed)) for seed in range(2)]
         until, kills, heard = time.monotonic() + SECONDS, 0, b""
         os.set_blocking(hear, False)
-        # For longer where a loaded machine has come to few kills or steps by then.
+        # Continues if a loaded machine has had too few kills or steps by then.
         while time.monotonic() < until or kills <= 10 or heard.count(b"\n") <= 30 * 2 * PIECES:
             time.sleep(choose.random() * 0.08)
             which = choose.randrange(2)
@@ -240,7 +240,7 @@ def test_no_rollout_is_lost_or_committed_twice_while_collectors_are_killed(tmp_p
             os.kill(collector, signal.SIGKILL)
             ended(collector)
         left = rb.partials()
-        for partial in left:  # what nobody had come to yet
+        for partial in left:  # partial rollouts that were not resumed yet
             room = rb.resume(partial, timeout=10)
             begun = sum(len(piece) for piece in room.pieces)
             if begun < 2 * PIECES:

@@ -1,4 +1,4 @@
-"""Orders that are computed piece by piece: each number once, and no order more likely."""
+"""Permutations that are computed piece by piece contain each number once and are uniform."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_each_number_is_there_once(count: int, key: int | None) -> None:
     assert len(order) == count
     assert order[:].dtype == np.int64
     assert np.array_equal(np.sort(order[:]), np.arange(count))
-    if key is None or count > 5:  # a few numbers may be in order by chance
+    if key is None or count > 5:  # a few numbers may be sorted by chance
         assert np.array_equal(order[:], np.arange(count)) is (key is None)
 
 
@@ -40,10 +40,10 @@ def test_orders_of_different_keys_are_as_even_as_those_of_a_table() -> None:
         value = order - (count - 1) / 2
         found.append(
             (
-                (value * centred).sum() / (centred**2).sum() * count**0.5,  # normal, 0 and 1
-                (value[1:] * value[:-1]).sum() / (centred**2).sum() * count**0.5,  # the same
-                (order == np.arange(count)).sum() - 1.0,  # a Poisson number less its mean 1
-                ((np.diff(order) > 0).mean() - 0.5) * (12 * count) ** 0.5,  # normal, 0 and 1
+                (value * centred).sum() / (centred**2).sum() * count**0.5,  # standard normal
+                (value[1:] * value[:-1]).sum() / (centred**2).sum() * count**0.5,  # standard normal
+                (order == np.arange(count)).sum() - 1.0,  # a Poisson number less its mean of 1
+                ((np.diff(order) > 0).mean() - 0.5) * (12 * count) ** 0.5,  # standard normal
             )
         )
     for statistic in np.array(found).T:

@@ -1,6 +1,6 @@
-"""Batches in pinned memory: gathered there at once, and the caller's.
+"""Batches in pinned memory are gathered there directly and belong to the caller.
 
-Where there is no GPU, torch's allocator is replaced by a piece of memory that counts as pinned.
+If there is no GPU, torch's allocator is replaced by a memory range that counts as pinned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch.cuda
 
 
 class Region:
-    """Memory that counts as pinned, given out from its start to its end."""
+    """A memory range that counts as pinned and is allocated from its start to its end."""
 
     def __init__(self) -> None:
         self.memory = torch.zeros(2**20, dtype=torch.uint8)
@@ -91,7 +91,7 @@ def test_rows_are_gathered_in_pinned_memory_and_not_copied_there(
         assert all(region.is_pinned(one) for one in info.values() if torch.is_tensor(one))
     rb.close()
     batches = region.forms.count(torch.Size([5, 3]))
-    assert 8 <= batches <= 8 + (prefetch or 0)  # once a batch: nothing was copied
+    assert 8 <= batches <= 8 + (prefetch or 0)  # one allocation for each batch: nothing was copied
 
 
 def test_two_buffers_on_one_storage_differ(region: Region) -> None:
@@ -101,7 +101,7 @@ def test_two_buffers_on_one_storage_differ(region: Region) -> None:
     rb.extend(steps(10))
     assert all_pinned(region, rb.sample())
     assert not any(region.is_pinned(one) for one in plain.sample().values())
-    assert not region.is_pinned(rb[:]["a"])  # what is looked at is no sample
+    assert not region.is_pinned(rb[:]["a"])  # indexing does not pin
 
 
 def test_the_result_of_a_transform_is_copied_to_pinned_memory(region: Region) -> None:
@@ -165,7 +165,7 @@ def test_every_form_of_a_batch_is_pinned(region: Region) -> None:
     batch = pinned.pin(TensorDict(a=one, b=TensorDict(c=one), text=NonTensorData("hello")))
     assert all_pinned(region, batch)
     assert batch["text"] == "hello"
-    assert pinned.pin(batch) is batch  # nothing to do
+    assert pinned.pin(batch) is batch  # already pinned
 
 
 def test_an_object_of_the_user_s_pins_itself(region: Region) -> None:

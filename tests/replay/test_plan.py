@@ -1,4 +1,4 @@
-"""A buffer's plan: which ways it takes and why, when it is made again, and how long they are."""
+"""A buffer's plan: its code paths with reasons, when the plan is made again, and its length."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def is_form(file: str) -> bool:
 
 
 def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
-    """The functions of the package that a call enters, each once, without those of the form's own.
+    """Returns the functions of the package that a call enters, each once, without those of forms.
 
-    A comprehension, or a function within another, belongs to that one.
+    A comprehension or a nested function counts as part of its enclosing function.
     """
     entered: list[tuple[str, str]] = []
 
@@ -78,7 +78,7 @@ def walk(call: Callable[[], object]) -> list[tuple[str, str]]:
 
 
 def told(heading: str) -> list[tuple[str, str]]:
-    """The table below a heading of the pages of the design."""
+    """Returns the table below a heading of the design pages."""
     section = DESIGN.split(f"### {heading}\n", 1)[1].split("\n#", 1)[0]
     return re.findall(r"^\| `([\w.]+)` \| `([\w/.]+)` \|", section, re.MULTILINE)
 
@@ -110,7 +110,7 @@ WALKS = [
 @pytest.mark.parametrize("heading", WALKS)
 def test_a_hot_call_enters_the_functions_that_the_design_tells(heading: str) -> None:
     call = walks()[heading]
-    for _ in range(2):  # what is made once, and kept
+    for _ in range(2):  # the first call fills caches
         call()
     found = walk(call)
     assert found == told(heading)
@@ -118,10 +118,10 @@ def test_a_hot_call_enters_the_functions_that_the_design_tells(heading: str) -> 
 
 
 class OwnSampler(RandomSampler):
-    """Draws as the one that it is derived from, and says so."""
+    """A subclass that draws like its base class."""
 
     def sample(self, storage: Any, batch_size: int) -> tuple[Any, dict[str, Any]]:
-        """See `RandomSampler`."""
+        """Draws like `RandomSampler`."""
         return super().sample(storage, batch_size)
 
 
@@ -211,7 +211,7 @@ def test_the_next_call_finds_the_first_write_of_another_handle(tmp_path: Path) -
 
     late, first = handle(), handle()
     first.extend(numbered(0, 4).set("td_error", torch.tensor([0.0, 0.0, 5.0, 0.0])))
-    assert late.sampler.default_priority == 5.0  # asked before anything else
+    assert late.sampler.default_priority == 5.0  # requested before anything else
     assert set(late.sample()["number"].tolist()) == {2}
     assert late.plan.fast_read is not None
 

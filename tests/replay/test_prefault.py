@@ -1,4 +1,4 @@
-"""Which storages have their pages made ahead, and from when on."""
+"""Which storages have their pages allocated in advance, and from when on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RING = {"max_bytes": 2**20, "shared_init": True}
 
 
 class Heard:
-    """What a storage has told of its pages."""
+    """The reports of a storage about its pages."""
 
     def __init__(self) -> None:
         self.done = self.total = 0
@@ -67,7 +67,7 @@ def test_a_storage_that_finds_a_buffer_makes_its_own(tmp_path: Path) -> None:
     assert heard.done == heard.total > 0
     assert len(other) == 4
     heard.total = 0
-    third = pickle.loads(pickle.dumps(other))  # a report need not be a thing that can be pickled
+    third = pickle.loads(pickle.dumps(other))  # a callback need not be picklable
     assert len(third) == 4
     assert heard.total == 0
 

@@ -1,4 +1,4 @@
-"""Batches that are made ahead: the same ones, in the same order, never one too many."""
+"""Prefetched batches are the same, in the same order, and never one too many."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_same_seed_draws_the_same_batches_with_and_without(make: Any, sample
         rb.close()
     if sampler is SamplerWithoutReplacement:
         assert batches[0] == batches[1] == batches[2]
-    else:  # one native call draws and gathers; a draw alone has the same key
+    else:  # drawing alone uses the same key as the native call that draws and gathers
         assert batches[0] == batches[1] == batches[2]
 
 
@@ -155,7 +155,7 @@ def test_batches_that_were_never_delivered_are_drawn_again() -> None:
     plain, ahead = buffer(None), buffer(4)
     for rb in (plain, ahead):
         rb.sample()
-        rb.state_dict()  # the state of what was delivered
+        rb.state_dict()  # the state of the delivered batches
     assert drawn(plain, 11) == drawn(ahead, 11)
     saved = ahead.state_dict()
     rest = drawn(ahead, 6)
@@ -191,7 +191,7 @@ def test_it_goes_together_with_sharing(tmp_path: Path) -> None:
     def collect() -> None:
         with attach(tmp_path / "buffer") as collector:
             first = 64
-            while not stop.wait(0.001):  # else it may lap the ring in each turn that it gets
+            while not stop.wait(0.001):  # otherwise the writer may lap the ring each time it runs
                 collector.extend(numbered(first, 7))
                 first += 7
 
@@ -222,10 +222,10 @@ def test_a_batch_that_waited_is_of_items_that_were_there_and_says_so(tmp_path: P
         prefetch=1,
     )
     rb.extend(numbered(0, 8))
-    rb.sample()  # the next one is ordered with it
+    rb.sample()  # the next batch is ordered with it
     assert rb._parts.prefetcher is not None
     rb._parts.prefetcher.settle()
-    rb.extend(numbered(100, 8))  # over all of them
+    rb.extend(numbered(100, 8))  # overwrites all of them
     late = rb.sample()
     assert (late["number"] < 8).all()
     assert torch.equal(late["number"], late["index_generation"])
@@ -302,7 +302,7 @@ def test_the_child_of_a_fork_waits_for_nothing_of_its_parents() -> None:
     rb.extend(numbered(0, 10))
     thread = threading.Thread(target=rb.sample)
     thread.start()
-    assert going.wait(30)  # batches are being made: the child must not wait for them
+    assert going.wait(30)  # batches are being made, and the child must not wait for them
     pid = os.fork()
     if pid == 0:
         hold.set()
@@ -337,7 +337,7 @@ def test_lists_prefetch_too() -> None:
 
 
 class OneAtATime(Sampler):
-    """Chooses what is gone the first few times, and looks whether it is asked by two at once."""
+    """Chooses overwritten items a few times, and checks that one thread calls it at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ class OneAtATime(Sampler):
 
 
 def test_a_sampler_is_asked_by_one_thread_at_a_time(tmp_path: Path) -> None:
-    """A worker asks again where an item is gone, while the caller draws the next batch."""
+    """A worker draws again if an item was overwritten, while the caller draws the next batch."""
     storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "buffer", shared_init=True)
     sampler = OneAtATime()
     rb = ReplayBuffer(storage=storage, sampler=sampler, batch_size=4, prefetch=3)

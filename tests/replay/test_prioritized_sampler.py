@@ -1,4 +1,4 @@
-"""Priorities by value: draws, weights, what new items get, and what comes back."""
+"""Prioritized sampling: draws, weights, priorities of new items, and saved states."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVERYWHERE = ["memory", "memmap", "directory", "list", "tensors", "users"]
 
 @pytest.fixture(params=EVERYWHERE)
 def anywhere(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
-    """Makes a storage of each kind that keeps priorities in its way: ``anywhere(max_size)``."""
+    """Makes a storage of each kind that stores priorities differently: ``anywhere(max_size)``."""
     made: list[Any] = []
 
     def storage(max_size: int) -> Any:
@@ -64,7 +64,7 @@ def buffer(storage: Any, *, capacity: int | None = None, **options: Any) -> Repl
 
 
 def filled(storage: Any, priorities: Any, **options: Any) -> ReplayBuffer:
-    """Items 0, 1, 2, ... with these priorities."""
+    """Makes a buffer of items 0, 1, 2, ... with these priorities."""
     rb = buffer(storage, **options)
     index = rb.extend(torch.arange(len(priorities)))
     rb.update_priority(index, torch.tensor(priorities, dtype=torch.float64))
@@ -77,7 +77,7 @@ def raw(rb: ReplayBuffer, count: int | None = None) -> list[float]:
 
 
 def require_shares(index: Any, probability: Any, *, limit: float) -> None:
-    """Chi-square over the items that can be drawn; the others are not drawn at all."""
+    """Checks draws with a chi-square test; items of probability 0 must not be drawn."""
     probability = np.asarray(probability, dtype=np.float64)
     counts = np.bincount(np.asarray(index.tolist()), minlength=len(probability))
     assert counts[probability == 0].sum() == 0
@@ -154,7 +154,7 @@ def _weights_of(rb: ReplayBuffer) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_the_smallest_mass_is_that_of_the_items_that_are_there(make: Any) -> None:
     rb = filled(make(3), [1e-6, 1.0, 4.0], alpha=1.0, beta=1.0, eps=0.0)
-    rb.add(torch.tensor(3))  # over the smallest; the default is 4
+    rb.add(torch.tensor(3))  # overwrites the smallest; the default is 4
     data, info = rb.sample(1000, return_info=True)
     torch.testing.assert_close(info["_weight"], torch.where(data == 1, 1.0, 0.25))
 
@@ -165,7 +165,7 @@ def test_a_weight_whose_priority_has_changed_since_the_draw_is_that_of_the_draw(
     drawn = torch.tensor([1.0, 0.5, 0.25, 0.125])
     assert rb.sampler._weights(elements, drawn).tolist() == drawn.tolist()
     rb.update_priority(2, 1000.0)
-    ring_of(rb).claims.claim(1)  # element 0 is being written over: it has no mass
+    ring_of(rb).claims.claim(1)  # element 0 is being overwritten and has no mass
     found = rb.sampler._weights(elements, drawn)
     ring_of(rb).claims.abort()
     assert found.tolist() == drawn.tolist()
@@ -175,7 +175,7 @@ def test_beta_and_alpha_and_eps_act_when_they_are_set(anywhere: Any) -> None:
     rb = filled(anywhere(3), [1.0, 2.0, 4.0], alpha=0.0, beta=1.0, eps=0.0)
     sampler = rb.sampler
     assert set(_weights_of(rb)[0].tolist()) == {1.0}
-    sampler.alpha = 2.0  # away from 0
+    sampler.alpha = 2.0  # different from 0
     weights, item = _weights_of(rb)
     assert torch.equal(weights, 0.25 ** item.float())
     sampler.beta = 0.5
@@ -340,7 +340,7 @@ def test_a_tensor_is_refused_in_the_words_for_its_numbers(
 def test_the_bytes_of_a_negative_view_are_not_taken_for_the_priority() -> None:
     rb = buffer(LazyTensorStorage(4))
     rb.extend(torch.arange(4))
-    negative = torch.conj(torch.tensor([1 - 5j])).imag  # 5, over bytes that say -5
+    negative = torch.conj(torch.tensor([1 - 5j])).imag  # 5, in memory that holds -5
     with pytest.raises(RuntimeError, match="negative bit"):
         rb.update_priority(torch.tensor([3]), negative)
     assert raw(rb) == [1.0] * 4
@@ -463,17 +463,17 @@ def test_within_the_buffer_the_largest_is_looked_for_when_it_has_gone(anywhere: 
     rb = filled(anywhere(4), [9.0, 1.0, 2.0, 3.0], max_priority_within_buffer=True)
     assert rb.sampler.max_priority_within_buffer
     assert rb.sampler.default_priority == 9.0
-    rb.add(torch.tensor(4))  # over the 9
+    rb.add(torch.tensor(4))  # overwrites the 9
     assert raw(rb) == [3.0, 1.0, 2.0, 3.0]
     rb.update_priority(0, 0.5)
-    rb.update_priority(3, 0.25)  # the largest was given less
+    rb.update_priority(3, 0.25)  # lowers the largest
     assert rb.sampler.default_priority == 2.0
     rb.add(torch.tensor(5))
     assert raw(rb) == [0.5, 2.0, 2.0, 0.25]
-    rb.update_priority([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4])  # below 1
+    rb.update_priority([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4])  # all below 1
     rb.add(torch.tensor(6))
     assert raw(rb) == [0.1, 0.2, 0.4, 0.4]
-    rb.extend(torch.arange(4))  # over everything
+    rb.extend(torch.arange(4))  # overwrites all items
     assert raw(rb) == [1.0] * 4
     rb.update_priority([0, 1, 2, 3], 5.0)
     rb.empty()
@@ -501,7 +501,7 @@ def test_the_largest_and_its_place_are_known_at_every_step(make: Any, within: bo
 
 
 class Plain:
-    """Priorities of a ring as a list: what they should be."""
+    """A reference model: the priorities of a ring as a list."""
 
     def __init__(self, capacity: int) -> None:
         self.raw: list[float | None] = [None] * capacity
@@ -551,7 +551,7 @@ def test_within_the_buffer_any_sequence_of_calls_does_what_a_list_does(
             rb.extend(TensorDict(entries, [2]))
             plain.write(2, given.tolist())
         elif choice == 3 and plain.raw[2] is not None:
-            rb[2] = TensorDict({"a": torch.tensor(5)})  # in place: its priority stays
+            rb[2] = TensorDict({"a": torch.tensor(5)})  # an in-place change keeps the priority
         elif choice == 4:
             rb.add(TensorDict({"a": torch.tensor(1)}))
             plain.write(1, None)
@@ -575,7 +575,7 @@ def test_within_the_buffer_counts_for_every_writer_of_the_storage(make_private: 
     rb.update_priority(3, 0.5)
     storage.set(0, torch.tensor(5))
     assert raw(rb) == [2.0, 1.0, 2.0, 0.5]
-    rb.set_sampler(RandomSampler())  # the ring is left to the next one as it was found
+    rb.set_sampler(RandomSampler())  # the ring is left unchanged for the next sampler
     rb.add(torch.tensor(6))
     rb.set_sampler(PrioritizedSampler(4, 0.7, 0.9))
     assert raw(rb) == [2.0, 9.0, 2.0, 0.5]
@@ -666,7 +666,7 @@ def test_a_users_storage_is_followed_by_its_length() -> None:
     storage.set(torch.arange(3), torch.arange(3))
     assert set(sampler.sample(storage, 200)[0].tolist()) == {0, 1, 2}
     sampler.update_priority([0, 1, 2], [0.0, 4.0, 4.0], storage=storage)
-    storage.set(3, torch.tensor(3))  # nobody said so
+    storage.set(3, torch.tensor(3))  # the sampler is not told
     assert set(sampler.sample(storage, 200)[0].tolist()) == {1, 2, 3}
     del storage.items[3], storage.items[2]
     assert set(sampler.sample(storage, 200)[0].tolist()) == {1}
@@ -684,7 +684,7 @@ def test_a_client_that_joins_later_finds_the_current_alpha(directory: Any) -> No
     rb = filled(directory(4), [1.0, 2.0, 3.0, 4.0])
     sent = pickle.dumps(rb)
     rb.sampler.alpha = 0.2
-    late = buffer(directory(4))  # with the alpha that the directory was made with
+    late = buffer(directory(4))  # with the alpha of the directory
     arrived = pickle.loads(sent)
     assert arrived.sampler.alpha == late.sampler.alpha == rb.sampler.alpha == 0.2
     late.sampler.alpha = 0.1
@@ -713,13 +713,13 @@ def test_a_sampler_that_leaves_takes_its_alpha_along(make_private: Any) -> None:
 
 def test_everything_comes_back_with_the_state(anywhere: Any) -> None:
     rb = filled(anywhere(4), [0.0, 7.0, 1.0, 3.0], alpha=0.3, beta=0.2, eps=0.01)
-    rb.update_priority(1, 2.0)  # the largest ever is nobody's now
+    rb.update_priority(1, 2.0)  # no item has the largest priority any more
     state = rb.sampler.state_dict()
     assert set(state) == {"_alpha", "_beta", "_eps", "_max_priority", "_priorities"}
     assert state["_priorities"].dtype is torch.float64
     other = filled(anywhere(4), [9.0, 9.0, 9.0, 9.0])
     other.sampler.load_state_dict(state)
-    rb.update_priority(range(4), 5.0)  # the state is a copy
+    rb.update_priority(range(4), 5.0)  # does not change the copied state
     sampler = other.sampler
     assert (sampler.alpha, sampler.beta, sampler.eps) == (0.3, 0.2, 0.01)
     assert raw(other) == [0.0, 2.0, 1.0, 3.0]

@@ -42,7 +42,7 @@ def buffer(
 
 
 def give(rb: Any, numbers: dict[int, float], other: float = 0.0) -> None:
-    """Priorities by number of the step."""
+    """Sets priorities by the number of the step."""
     there = rb[:]["number"].flatten().tolist()
     raw = torch.tensor([numbers.get(number, other) for number in there])
     index = torch.arange(len(there))
@@ -73,7 +73,7 @@ def test_fragments_are_drawn_by_the_priority_of_their_first_step() -> None:
 
 @pytest.mark.parametrize("far", [False, True])
 def test_a_slice_begins_at_an_item_in_proportion_to_its_mass(far: bool) -> None:
-    """``far``: nearly all mass lies where no slice can begin, so that hardly a draw can be kept."""
+    """With ``far``, nearly all mass is where no slice can begin, so most draws are rejected."""
     rb = buffer(LazyTensorStorage(9), 40000, alpha=2.0, num_slices=20000)
     rb.extend(episodes(4, 5))
     give(rb, {0: 1, 1: 2, 2: 3, 4: 4, 5: 1, 6: 1, 7: 1, 3: 1e6 * far, 8: 1e6 * far})
@@ -120,7 +120,7 @@ def test_every_slice_is_one_of_the_definition_and_each_of_them_is_drawn(
     )
     for _ in range(4 + 3 * seed):
         rb.extend(history.steps(history.chunk(4)))
-    # As TorchRL has it: where a slice may be cut off, a trajectory may be short.
+    # As in TorchRL, a trajectory may be short if slices may be cut off.
     legal = slices(history.trajectories(14), 3, strict=strict and not right, right=right)
     assert set(drawn(rb, 8)) == legal
 
@@ -139,7 +139,7 @@ def test_a_huge_priority_dominates_the_next_sample() -> None:
     assert len(drawn(rb)) > 1
     assert rb.update_priority(torch.tensor([5]), 1e12) == PriorityUpdate(1, 0)
     assert set(drawn(rb)) == {(5, 6)}
-    rb.update_priority(torch.tensor([8]), 1e24)  # no slice of two can begin there
+    rb.update_priority(torch.tensor([8]), 1e24)  # no slice of two steps can begin there
     assert set(drawn(rb)) == {(5, 6)}
 
 
@@ -233,7 +233,7 @@ def test_priorities_come_with_the_data_and_with_a_sample(make: Any) -> None:
     sample["td_error"] = torch.ones(200)
     assert rb.update_tensordict_priority(sample).applied == 200
     rb.update_priority(torch.tensor([2]), 0.0)
-    # Of the first trajectory 3 alone has a priority, where no slice begins; the second has none.
+    # In the first trajectory only 3 has a priority, where no slice begins; the second has none.
     assert set(drawn(rb)) == {(0, 1), (1, 2), (2, 3)}
     more = episodes(4)
     more["td_error"] = torch.tensor([0.0, 100, 0, 0])

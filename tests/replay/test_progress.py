@@ -1,4 +1,4 @@
-"""Who saves or loads hears how far it is, and may end it."""
+"""Saves and loads report their progress, and the callback may stop them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ RING = {"max_bytes": 2**20, "shared_init": True}
 
 
 class StoppedError(Exception):
-    """What a callback raises."""
+    """The error that a callback raises."""
 
 
 class StopAt:
-    """Raises at a report, and remembers all."""
+    """Records all reports and raises at one of them."""
 
     def __init__(self, what: str, number: int) -> None:
         self.heard: list[ProgressReport] = []
@@ -57,7 +57,7 @@ class StopAt:
 
 @pytest.fixture(autouse=True)
 def _every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is told of, in pieces of one slot."""
+    """Makes every operation report each slot."""
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     monkeypatch.setattr(progress, "PIECE_BYTES", 1)
 
@@ -100,7 +100,7 @@ def numbers(rb: Any) -> list[float]:
 
 
 def steps(heard: list[ProgressReport]) -> list[str]:
-    """What was done, in its order; each to its end, and ever more of it."""
+    """Returns the operations in order, after checking that each one advances to its end."""
     for what, group in itertools.groupby(heard, lambda one: (one.what, one.total, one.unit)):
         done = [one.done for one in group]
         assert done == sorted(set(done)), what
@@ -117,7 +117,7 @@ def test_a_save_tells_what_is_copied_and_what_is_synced(
     assert steps(heard) == ["copy", "sync"]
     copies = [one for one in heard if one.what == "copy"]
     assert copies[0].unit == UNITS.get(kind, "bytes")
-    if kind not in ("stack", "compressed"):  # which copy sixteen megabytes at once
+    if kind not in ("stack", "compressed"):  # which copy sixteen megabytes at a time
         assert len(copies) == N
     saved = sum(one.stat().st_size for one in (tmp_path / "save").rglob("*") if one.is_file())
     assert heard[-1].total == saved
@@ -166,7 +166,7 @@ def test_a_save_that_is_ended_leaves_the_one_before(
     again = make()
     again.loads(tmp_path / "save")
     assert numbers(again) == list(range(N))
-    rb.dumps(tmp_path / "save")  # nothing is in the way of the next one
+    rb.dumps(tmp_path / "save")  # no leftovers block the next save
     assert len(rb.sample()) == 2
 
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_called_is_refused_before_anything_is_done(tmp_path: Path
 @pytest.mark.parametrize("kind", [BrokenPipeError, FileNotFoundError])
 def test_an_error_of_the_callback_comes_out_unchanged(kind: type[OSError], tmp_path: Path) -> None:
     def fail(_report: ProgressReport) -> None:
-        raise kind(32, "of the terminal")  # which errors of ours get the name of a file with
+        raise kind(32, "of the terminal")  # an error to which a file name is added
 
     rb = filled(ReplayBuffer(storage=LazyMemmapStorage(32)))
     rb.dumps(tmp_path / "save")
@@ -399,7 +399,7 @@ def test_a_large_file_is_synced_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def dead_copy(tmp_path: Path) -> Path:
-    """A directory that is a copy, so that each item in it is verified."""
+    """Makes a copied directory, so that each of its items is verified."""
     filled(ReplayBuffer(storage=MAKERS["directory"](tmp_path / "first"))).close()
     shutil.copytree(tmp_path / "first", tmp_path / "copy")
     return tmp_path / "copy"
@@ -433,7 +433,7 @@ def test_a_recovery_is_reported_to_the_process_that_opens_the_directory(
 
 
 def die_at(buffer: Path, save: Path, call: str, what: str, number: int) -> None:
-    """Save or load in a process of its own, which is killed at the so-manieth report."""
+    """Saves or loads in a process that is killed at the given report."""
     heard = []
 
     def die(report: Any) -> None:

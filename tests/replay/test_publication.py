@@ -1,4 +1,4 @@
-"""A save takes the place of a whole directory in one step, or leaves it as it is."""
+"""A save replaces a whole directory in one step, or leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def save(path: Path, files: dict[str, str], what: str = "directory") -> None:
 
 
 def tree(path: Path) -> dict[str, str]:
-    """Every file, also hidden ones, but the list."""
+    """Returns the content of every file, including hidden ones, except the list of files."""
     return {
         str(file.relative_to(path)): file.read_text()
         for file in sorted(path.rglob("*"))
@@ -56,7 +56,7 @@ def break_off(path: Path) -> None:
 
 
 def save_late(path: Path) -> None:
-    """Writes a save, during which a foreign file comes into the earlier one."""
+    """Writes a save, during which a foreign file is put into the earlier save."""
     with publish(path) as directory:
         write(directory, {"a": "2"})
         write(path, {"notes": "mine"})
@@ -64,7 +64,7 @@ def save_late(path: Path) -> None:
 
 @pytest.fixture(params=["exchange", "no exchange"])
 def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """With and without a file system that can exchange two directories."""
+    """Runs with and without a file system that can exchange two directories."""
     if request.param == "no exchange":
         monkeypatch.setattr(publication, "exchange", lambda *_: False)
     return bool(request.param == "exchange")
@@ -72,7 +72,7 @@ def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def public(fast_path: Path) -> Path:
-    """A directory that other users can look into; pytest's own are closed to them."""
+    """Makes a directory that other users can list; pytest's own directories are private."""
     fast_path.chmod(0o755)
     return fast_path
 
@@ -129,7 +129,7 @@ def test_a_save_keeps_the_permissions_of_the_directory_but_for_others_to_write(
 ) -> None:
     path = tmp_path / "run"
     path.mkdir()
-    for text, mode in (("1", 0o750), ("2", 0o1777)):  # an empty directory, and a save
+    for text, mode in (("1", 0o750), ("2", 0o1777)):  # into an empty directory, then over a save
         path.chmod(mode)
         save(path, {"a": text})
         assert stat.S_IMODE(path.stat().st_mode) == mode & ~stat.S_IWOTH
@@ -141,7 +141,7 @@ def test_a_save_has_the_group_of_the_setgid_directory_that_it_is_in(tmp_path: Pa
     os.chown(tmp_path, -1, 4242)
     tmp_path.chmod(0o2775)
     path = tmp_path / "run"
-    for text in "12":  # the second takes the place of the first
+    for text in "12":  # the second save replaces the first
         save(path, {"a/b": text})
         for each in (path, path / "a", path / "a" / "b"):
             assert each.stat().st_gid == 4242, each
@@ -230,7 +230,7 @@ def test_a_file_that_comes_in_while_the_save_is_replaced_stays(
     [("", "run: is a mount point"), ("b", "run: .* but b in this directory does not belong")],
 )
 def test_a_mount_point_is_refused(tmp_path: Path, mount: str, says: str) -> None:
-    """By a real mount, in a mount namespace that ends with the child."""
+    """Uses a real mount in a mount namespace that ends with the child."""
     path = tmp_path / "run"
     save(path, {"a": "1", "b/c": "1"})
 
@@ -275,7 +275,7 @@ def test_a_path_through_links_is_followed(tmp_path: Path) -> None:
 
 
 def killed_between(path: Path) -> None:
-    """Leaves the earlier save of `path` in the work directory of a process that was killed."""
+    """Leaves the earlier save of `path` in the work directory of a killed process."""
 
     def victim() -> None:
         publication.exchange = lambda *_: False  # type: ignore[assignment]
@@ -393,7 +393,7 @@ def test_a_work_directory_that_cannot_be_locked_says_where_and_nothing_of_it_is_
 def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Its files would be in no list and not synced, or removed although they are foreign."""
+    """Its files would be missing from the list, or removed although they are foreign."""
     path, real = tmp_path / "run", os.scandir
     save(path, {"a": "1", "b/c": "1"})
 
@@ -413,7 +413,7 @@ def test_a_directory_that_cannot_be_listed_is_not_taken_for_empty(
 
 @contextmanager
 def another_save(path: Path) -> Iterator[Callable[[], int]]:
-    """Another process that is saving; yields what lets it end and gives its exit status."""
+    """Starts another process that saves; yields a function that ends it and returns its status."""
     (told, tell), (hear, say) = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
@@ -480,7 +480,7 @@ def test_a_save_waits_for_another_one_that_is_being_put_into_the_same_place(
 def test_a_work_directory_that_is_swept_while_it_is_made_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[Any, str]
 ) -> None:
-    """Another save to the same place comes upon it before it is locked."""
+    """Another save to the same path finds the directory before it is locked."""
     call, left = getattr(*step), [1]
 
     def sweep_behind(*args: Any, **options: Any) -> Any:

@@ -34,7 +34,7 @@ def buffer(tmp_path: Path) -> Iterator[ReplayBuffer]:
 
 
 def network() -> nn.Module:
-    """With a buffer that is a number, and a parameter without elements."""
+    """Makes a network with a scalar buffer and an empty parameter."""
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2, dtype=torch.float64))
     net.register_parameter("none", nn.Parameter(torch.empty(0, 3)))
     return net
@@ -62,7 +62,7 @@ def test_tensors_that_are_returned_are_the_callers_own(buffer: ReplayBuffer) -> 
     assert second is not None
     first.state_dict["w"].add_(5)
     assert second.state_dict["w"].tolist() == [0, 0, 0]
-    assert len(first.state_dict["w"].untyped_storage()) == 12  # what is saved of it is its own
+    assert len(first.state_dict["w"].untyped_storage()) == 12  # its state does not share memory
 
 
 @pytest.mark.product(few=5)

@@ -1,4 +1,4 @@
-"""PyTrees have any keys and any nesting, and come back in the form in which they were written."""
+"""PyTrees with any keys and nesting come back in the form in which they were written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.kit.items import Point
 
 pytestmark = pytest.mark.product(few=4)
 
-Pair = namedtuple("Pair", ["keys", "values"])  # as the methods of a dict
+Pair = namedtuple("Pair", ["keys", "values"])  # named like methods of dict
 
 
 class Color(enum.Enum):
@@ -48,7 +48,7 @@ def numbers(n: int, *shape: int, start: int = 0) -> torch.Tensor:
 
 
 def same(found: Any, expected: Any) -> None:
-    """Of the same types at every level, with the same keys and values."""
+    """Checks that two trees have the same types, keys and values at every level."""
     if isinstance(expected, torch.Tensor):
         assert torch.equal(found, expected)
         return
@@ -64,7 +64,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 def picked(data: Any, index: Any) -> Any:
-    """``data[index]`` of every leaf."""
+    """Returns ``data[index]`` for every leaf."""
     if isinstance(data, torch.Tensor):
         return data[index]
     if isinstance(data, dict):
@@ -163,7 +163,7 @@ def test_items_that_are_lists_stay_lists(make: Any) -> None:
 
 
 class Frames(list[Any]):
-    """A list that is an array for NumPy."""
+    """A list that NumPy can convert to an array."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         return np.stack(self)

@@ -1,4 +1,4 @@
-"""Several learners with one seed: each rank has its own batches, and rank 0 what it drew alone."""
+"""Learners with one seed: each rank draws its own batches, and rank 0 those of a lone learner."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def episodes() -> TensorDict:
 
 @pytest.fixture
 def shared(fast_path: Path) -> Iterator[Path]:
-    """The directory of a buffer."""
+    """Makes the directory of a buffer."""
     path = fast_path / "buffer"
     with TensorDictReplayBuffer(storage=LazyMemmapStorage(ITEMS, scratch_dir=path)) as rb:
         rb.extend(episodes())
@@ -61,14 +61,14 @@ def shared(fast_path: Path) -> Iterator[Path]:
 
 
 def drawn(path: Path, sampler: Callable[[], Any] = RandomSampler, **options: Any) -> list[int]:
-    """The numbers of the first two batches of a handle, after ``torch.manual_seed(0)``."""
+    """Returns the numbers in the first two batches of a handle, after ``torch.manual_seed(0)``."""
     torch.manual_seed(0)
     with attach(path, sampler=sampler(), batch_size=20, **options) as rb:
         return [*rb.sample()["number"].tolist(), *rb.sample()["number"].tolist()]
 
 
 def in_another_process(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What a call gives in a forked child; or the warning that it was the first to raise."""
+    """Runs a call in a forked child; returns its result or its first warning."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
 
@@ -141,7 +141,7 @@ def test_a_variable_rank_that_is_no_number_is_refused(
 def test_the_rank_is_asked_for_at_the_first_draw(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A learner may attach before it knows its rank, and a rank does not change afterwards."""
+    """A learner may attach before it knows its rank. Its rank does not change afterwards."""
     expected = drawn(shared, rank=1)
     with attach(shared, sampler=RandomSampler(), batch_size=20) as rb:
         monkeypatch.setenv("RANK", "1")
@@ -165,7 +165,7 @@ def test_a_buffer_of_this_process_alone_knows_no_rank(monkeypatch: pytest.Monkey
 
 
 def test_memory_that_was_passed_on_is_shared() -> None:
-    """A forked child that uses its parent's memory has a handle of its own."""
+    """A forked child that uses its parent's memory has its own handle."""
     rb = ReplayBuffer(storage=LazyTensorStorage(50), batch_size=20, rank=1)
     rb.extend(torch.arange(50))
 
@@ -256,7 +256,7 @@ def test_equal_generators_of_two_processes_are_warned_of_too(shared: Path) -> No
 
 
 def test_ranks_other_seeds_and_the_dead_are_no_reason_to_warn(shared: Path) -> None:
-    alone = in_another_process(drawn, shared)  # and it has ended since
+    alone = in_another_process(drawn, shared)  # this process has ended since
     torch.manual_seed(0)
     with attach(shared, sampler=RandomSampler(), batch_size=20) as rb:
         assert [*rb.sample()["number"].tolist(), *rb.sample()["number"].tolist()] == alone
@@ -270,14 +270,15 @@ def test_ranks_other_seeds_and_the_dead_are_no_reason_to_warn(shared: Path) -> N
         assert isinstance(in_another_process(seeded), list)
         torch.manual_seed(0)
         with attach(shared, sampler=RandomSampler(), batch_size=20) as second:
-            assert second.sample()["number"].tolist() == alone[:20]  # one process: no surprise
+            # a single process gets no warning
+            assert second.sample()["number"].tolist() == alone[:20]
 
 
 # -- passes that are shared -----------------------------------------------------------------------
 
 
 def passes(rbs: list[Any], number: int = 1) -> list[list[list[int]]]:
-    """Of each pass what each learner drew."""
+    """Returns what each learner drew in each pass."""
     found = []
     for _ in range(number):
         found.append([[n for batch in rb for n in batch["number"].tolist()] for rb in rbs])
@@ -325,7 +326,7 @@ def test_the_shares_of_ranks_change_from_pass_to_pass_and_with_the_seed(shared: 
 
 
 def test_without_short_batches_all_learners_make_equally_many(fast_path: Path) -> None:
-    """Else the one with a batch more would wait for the others' gradients for ever."""
+    """Otherwise the learner with one batch more would wait forever for the others' gradients."""
     with TensorDictReplayBuffer(
         storage=LazyMemmapStorage(ITEMS, scratch_dir=fast_path / "buffer")
     ) as rb:

@@ -1,4 +1,4 @@
-"""A limiter through the buffers' own methods: what counts, what waits, and what each error says."""
+"""Rate limiters in buffers: what is counted, what waits, and the error messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RECORDS = (LazyStackStorage, CompressedListStorage)
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is given a second to come back."""
+    """Removes the delays that give other clients time to come back."""
     monkeypatch.setattr(sides, "ALONE_S", 0.0)
     monkeypatch.setattr(waiting, "CHECK_INTERVAL_S", 0.0)
 
@@ -76,7 +76,7 @@ def refuses(call: Any, text: str, kind: type[Exception] = RateLimitTimeout) -> N
 
 def test_both_sides_are_kept_in_step(make: MakeStorage) -> None:
     rb = buffer(make(16))
-    rb.extend(items(1))  # min_size, which is free
+    rb.extend(items(1))  # min_size items, which are not counted
     rb.extend(items(4))
     assert ahead(rb) == 8
     refuses(
@@ -348,7 +348,7 @@ def test_what_cannot_be_is_said_at_once(make: MakeStorage) -> None:
 
 
 def test_the_same_limiter_again_leaves_the_balance_alone(tmp_path: Path) -> None:
-    """A program that is started again says the same again."""
+    """A program that is restarted sets the same limiter again."""
 
     def again() -> Any:
         storage = LazyMemmapStorage(64, scratch_dir=tmp_path / "buffer", shared_init=True)
@@ -397,7 +397,7 @@ def test_closing_a_handle_wakes_its_waiting_thread(tmp_path: Path, waits: str) -
 def test_a_queue_loads_no_checkpoint_until_its_limiter_is_removed(
     make: MakeStorage, tmp_path: Path
 ) -> None:
-    """What is in it stays, where it is refused."""
+    """A queue that refuses a load keeps its items."""
     rb = buffer(make(16), QUEUE)
     rb.extend(items(5))
     rb.dumps(tmp_path / "save")
@@ -420,17 +420,17 @@ def test_a_queue_loads_no_checkpoint_until_its_limiter_is_removed(
 
 
 WRITTEN = (5, 16, 40)
-"""Into 16 places: some of them, all, and around the end."""
+"""Number of items written into 16 slots: some, all, and past the end."""
 
 
 def filled(rb: Any, count: int) -> None:
-    """One item after the other, so that each has a ticket of its own write."""
+    """Writes items one at a time, so that each has the ticket of its own write."""
     for number in range(count):
         rb.extend(items(1, number))
 
 
 def come_out(rb: Any) -> list[int]:
-    """What a queue hands out until it is empty."""
+    """Returns what a queue delivers until it is empty."""
     numbers: list[int] = []
     try:
         while True:
@@ -467,7 +467,7 @@ def test_a_load_is_not_limited_and_the_ratio_counts_from_there(
 def test_a_queue_that_is_set_on_a_filled_buffer_hands_out_all_of_it_oldest_first(
     make: MakeStorage, tmp_path: Path, written: int, way: str, kind: Any
 ) -> None:
-    """A load uses up a lap of tickets, and the queue began behind what was loaded."""
+    """A load uses up a lap of tickets, and the queue began behind the loaded items."""
     if kind == "rows":
         source, rb = buffer(make(16), None), buffer(make(16), None)
     else:
@@ -486,14 +486,14 @@ def test_a_queue_that_is_set_on_a_filled_buffer_hands_out_all_of_it_oldest_first
     else:
         rb.loads(tmp_path / "save")
     rb.rate_limiter = QUEUE
-    rb.extend(items(max(0, 16 - written), written), timeout=0)  # what is free is room
+    rb.extend(items(max(0, 16 - written), written), timeout=0)  # free slots are space
     assert come_out(rb) == list(range(max(16, written)))[-16:]
-    rb.extend(items(16, 200), timeout=0)  # all of it is room again
+    rb.extend(items(16, 200), timeout=0)  # all slots are space again
     assert come_out(rb) == list(range(200, 216))
 
 
 def test_an_item_that_is_replaced_before_a_queue_is_set_keeps_its_turn(make: MakeStorage) -> None:
-    """The others are a lap of tickets behind it for each time that one was."""
+    """Each replacement moves the ticket of an item a lap ahead of the others."""
     rb = buffer(make(16), None)
     filled(rb, 20)
     for number in (101, 102, 103):
@@ -511,7 +511,7 @@ def test_a_queue_that_is_set_on_a_recovered_buffer_hands_out_all_of_it(
     filled(rb, written)
     shutil.copytree(tmp_path / "buffer", tmp_path / "copy")
     rb.storage.close()
-    for name in ("buffer", "copy"):  # after nobody was left, and with every byte distrusted
+    for name in ("buffer", "copy"):  # after all clients have left, and with every byte verified
         again = buffer(LazyMemmapStorage(16, **where | {"scratch_dir": tmp_path / name}), None)
         again.rate_limiter = QUEUE
         assert come_out(again) == list(range(written))[-16:]
@@ -543,7 +543,7 @@ def test_a_writer_that_chooses_places_waits_like_any_other() -> None:
     )
 
 
-# Ensembles: each row by the limiter of its own buffer.
+# Ensembles: each row is limited by the limiter of its own buffer.
 
 
 def ensemble(*limiters: RateLimiter | None, **kwargs: Any) -> ReplayBufferEnsemble:
@@ -559,7 +559,7 @@ def numbers(sample: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("prefetch", [None, 2])
 def test_samples_of_an_ensemble_count_and_wait_for_each_buffer(prefetch: int | None) -> None:
-    """They neither counted nor waited."""
+    """Samples of an ensemble neither counted nor waited."""
     rb = ensemble(LIMITER, None, prefetch=prefetch)
     rb[0].extend(items(5))
     rb[1].extend(items(5))
@@ -604,13 +604,13 @@ def test_an_ensemble_waits_for_the_first_items_of_a_limited_buffer() -> None:
 
 
 def test_a_row_of_a_queue_is_its_oldest_items_once() -> None:
-    """They were drawn at random, again and again."""
+    """Items of a queue were drawn at random and repeatedly."""
     rb = ensemble(QUEUE, QUEUE)
     rb[0].extend(items(8))
     rb[1].extend(items(4, 100))
     assert numbers(rb.sample()) == [[0, 1, 2, 3], [100, 101, 102, 103]]
     refuses(lambda: rb.sample(timeout=0), ".*the queue has 0 items left, but 4 are needed.*")
-    rb[1].extend(items(4, 104))  # what the other one gave meanwhile was kept
+    rb[1].extend(items(4, 104))  # items taken from the other buffer were kept
     assert numbers(rb.sample()) == [[4, 5, 6, 7], [104, 105, 106, 107]]
     rb[0].rate_limiter = None
     rb[1].extend(items(4, 108))
@@ -618,7 +618,7 @@ def test_a_row_of_a_queue_is_its_oldest_items_once() -> None:
 
 
 def test_items_taken_by_a_failed_sample_come_with_the_next_one_in_order() -> None:
-    """It was lost to a transform that raised, and stranded by another batch size."""
+    """Such items were lost if a transform raised, and stranded by another batch size."""
     rb = ensemble(QUEUE, QUEUE)
 
     def broken(_: Any) -> Any:

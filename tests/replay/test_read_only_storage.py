@@ -1,4 +1,4 @@
-"""A data set in files: mapped by all who use it, changed by nobody, with priorities beside it."""
+"""A read-only data set in files that all users map, with priorities beside it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_directory_without_a_data_set_is_refused(tmp_path: Path) -> None:
         ReadOnlyStorage(tmp_path)
 
 
-# -- nobody changes it -----------------------------------------------------------------------------
+# -- no write reaches it ---------------------------------------------------------------------------
 
 
 @pytest.mark.product(few=6)
@@ -232,7 +232,7 @@ def test_the_pages_of_the_files_are_in_memory_once(data: Path, tmp_path: Path) -
 
 
 def private_bytes(file: Path) -> int:
-    """What this process alone has of the maps of a file: copies of pages that were written."""
+    """Returns the bytes that this process has copied on write in its maps of a file."""
     private, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         name, *rest = line.split()

@@ -1,4 +1,4 @@
-"""Versions and groups of records are read where they lie, or in the other way, and are the same."""
+"""Versions and groups of records are the same whether they are read in place or decoded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def item(version: Any, **more: Any) -> TensorDict:
 
 
 def versions_drawn(rb: TensorDictReplayBuffer, count: int) -> list[int]:
-    """Of all items, by their staleness."""
+    """Returns the versions drawn, over all items, by staleness."""
     sampler: Any = rb.sampler
     sample = rb.sample(count)
     found: list[int] = sorted((sampler.consumer_version - sample["staleness"]).long().tolist())

@@ -1,4 +1,4 @@
-"""``sample(out=...)``: the sample that would have been drawn, in tensors that are there already."""
+"""``sample(out=...)`` draws the same sample into existing tensors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def leaves(data: TensorDict) -> dict[Any, torch.Tensor]:
 
 
 def require_the_same(rb: Any, out: TensorDict, seed: int = 0, count: int = 32) -> None:
-    """That a draw into ``out`` is what the same draw into nothing is."""
+    """Checks that a draw into ``out`` equals the same draw without ``out``."""
     torch.manual_seed(seed)
     expected = rb.sample(count)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Room for a rollout, from before it begins until its items are committed."""
+"""Reservations keep space for a rollout from its beginning until its items are committed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def steps(first: int, count: int) -> TensorDict:
 
 
 def texts(first: int, count: int) -> list[TensorDict]:
-    """Items of different sizes."""
+    """Makes items of different sizes."""
     return [
         TensorDict({"tokens": torch.arange(number + 1), "number": torch.tensor(number)}, [])
         for number in range(first, first + count)
@@ -66,7 +66,7 @@ def texts(first: int, count: int) -> list[TensorDict]:
 
 
 def numbers(rb: Any) -> list[int]:
-    """Of all items, in the order of their places."""
+    """Returns the numbers of all items in the order of their slots."""
     there = ring_of(rb).live.holds().nonzero()[0].tolist()
     return [int(rb[i]["number"]) for i in there]
 
@@ -95,7 +95,7 @@ def queue(rb: Any) -> None:
 
 
 def killed(work: Callable[[], None]) -> None:
-    """A process that does this and is killed."""
+    """Runs ``work`` in a process that is then killed."""
 
     def body() -> None:
         work()
@@ -113,7 +113,7 @@ def reserved(rb: Any) -> int:
     return int(engine_of(rb).stats()["reserved"])
 
 
-# Room.
+# Space.
 
 
 def test_items_are_seen_once_they_are_committed(rb: Any) -> None:
@@ -327,7 +327,7 @@ def test_priorities_go_with_the_items(tmp_path: Path) -> None:
 
 
 def test_a_consumer_that_lags_counts_what_is_reserved(tmp_path: Path) -> None:
-    """Its items stay, the reservation keeps its room, and an acknowledgement lets others go on."""
+    """Its items stay, the reservation keeps its space, and an acknowledgement frees slots."""
     storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path / "buffer", shared_init=True)
     sampler = ConsumingSampler(consumer="learner")
     with TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=4) as rb:
@@ -397,7 +397,7 @@ def test_items_that_are_too_old_are_refused_and_counted(rb: Any) -> None:
     ("version", "written"), [(0, 0), ([0, 0, 0], 2), ([0, 0, 1], 3), ([1, 0, 0], 2)]
 )
 def test_items_of_one_version_are_refused_all_or_none(rb: Any, version: Any, written: int) -> None:
-    """A group of which only the last item is too late is not cut through."""
+    """A group of which only the last item is too late is not split."""
     rb.rate_limiter = RateLimiter(max_staleness=1, items_per_version=4)
     group = rb.reserve(3)
     rb.reserve(5).commit(steps(10, 5), version=0)
@@ -414,7 +414,7 @@ def test_a_version_that_comes_before_the_claim_counts(rb: Any, monkeypatch: Any)
     tries = []
 
     def late(data: Any, **given: Any) -> Any:
-        """The consumer goes on between the reservation and the claim."""
+        """Advances the consumer between the reservation and the claim."""
         tries.append(len(data))
         if len(tries) == 1:
             consumer_version.store(seat, 1)
@@ -728,7 +728,7 @@ def test_a_resumed_rollout_has_room_for_its_pieces_if_bytes_were_reserved(
 
 
 def write_partial(rb: Any, number: int, rows: int = 2, nbytes: int = 0, version: int = 3) -> Path:
-    """A file with a head whose checksum is right, and one piece."""
+    """Writes a file with one piece and a head whose checksum is correct."""
     directory = engine_of(rb).seat.backing.directory
     with PartialFile.make(directory, number, rows, nbytes, version) as file:
         file.append(TensorEncoder().encode(steps(20, 1), single=True).body(0), 1)
@@ -736,7 +736,7 @@ def write_partial(rb: Any, number: int, rows: int = 2, nbytes: int = 0, version:
 
 
 def sparse(rb: Any, number: int) -> Path:
-    """A file of 8 TiB, of which the disk holds a page."""
+    """Writes a sparse file of 8 TiB of which the disk holds one page."""
     path, size = write_partial(rb, number), 2**43
     with path.open("r+b") as file:
         file.seek(partials._HEAD.size)
@@ -788,7 +788,7 @@ def test_a_file_that_is_no_rollout_of_the_buffer_is_named_and_stops_no_other(
     (found,) = rb.partials()
     assert found.id == room.id
     (message,) = caplog.messages
-    caplog.clear()  # a record holds its error, which holds the buffer
+    caplog.clear()  # log records hold their error, which holds the buffer
     assert message.startswith(f"{path}: ")
     assert problem in message
     with pytest.raises((CorruptBufferError, UnsafePathError)) as caught:
@@ -800,7 +800,7 @@ def test_a_file_that_is_no_rollout_of_the_buffer_is_named_and_stops_no_other(
     assert numbers(rb) == [0, 1, 10]
 
 
-# Looking at it.
+# Inspection.
 
 
 def test_who_holds_what_is_shown(rb: Any) -> None:

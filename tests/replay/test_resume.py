@@ -1,4 +1,4 @@
-"""A save holds all that a run goes on with: what follows it is the same, bit for bit."""
+"""A save holds everything that a run resumes with, so that the rest repeats bit for bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Steps = list[dict[str, torch.Tensor]]
 
 
 class Runs(NamedTuple):
-    """The same run three times, from the step at which it was saved."""
+    """The steps of one run: without a save, after its save, and after its resumption."""
 
     never_saved: Steps
     saved: Steps
@@ -46,7 +46,7 @@ class Runs(NamedTuple):
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Runs]]:
-    """Of each case that is run; one process goes on with all of them."""
+    """Returns the runs of each selected case; one process resumes all of them."""
     given = [getattr(item, "callspec", None) for item in request.session.items]
     cases = [one.params["case"] for one in given if one and one.params.get("case") in CASES]
     folder = Path(f"/dev/shm/shmbuffer-resume-{os.getpid()}")
@@ -120,7 +120,7 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are of the same types all the way down, and equal."""
+    """True if two values have the same types at all levels and are equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -134,7 +134,7 @@ def same(one: Any, other: Any) -> bool:
 
 def test_network_optimizer_and_random_states_come_back_with_the_buffer(tmp_path: Path) -> None:
     network, optimizer = trained()
-    numpy_state = np.random.default_rng(3).bit_generator.state  # has numbers of 128 bits
+    numpy_state = np.random.default_rng(3).bit_generator.state  # has integers of 128 bits
     extra = {
         "model": network.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -176,7 +176,7 @@ def test_a_save_without_it_gives_none_and_leaves_none_of_an_earlier_one(tmp_path
 
 
 def test_what_is_left_below_a_save_by_torchrl_is_not_taken_for_part_of_it(tmp_path: Path) -> None:
-    """TorchRL writes its own metadata over ours, and leaves files that it does not know."""
+    """TorchRL overwrites our metadata with its own and leaves files that it does not know."""
     rb = filled(prefetch=2)
     rb.sample()
     rb.dumps(tmp_path, extra={"step": 1}, layout="torchrl")
@@ -279,7 +279,7 @@ SAVE_POINTS = [point for point in points() if point.startswith("save.")]
 def test_a_save_that_is_killed_leaves_the_one_before_with_its_own_extra(
     fast_path: Path, before: str, full: bool
 ) -> None:
-    """Never items of one and networks of the other."""
+    """A load never combines the items of one save with the networks of another."""
     path, passed = fast_path / "save", set()
     passings = (0, 5) if full or before == "a save" else (0,)
 
@@ -336,7 +336,7 @@ def test_batches_of_a_save_come_first_and_are_taken_back_like_others(tmp_path: P
     other.loads(tmp_path)
     assert other.stats()["prefetch_queue_size"] == 3
     assert other.sample()["number"].tolist() == expected[0]
-    other.state_dict()  # takes back what is ahead
+    other.state_dict()  # returns prefetched batches
     assert other.stats()["prefetch_queue_size"] == 0
     assert [other.sample()["number"].tolist() for _ in range(3)] == expected[1:]
     assert other.sampler.ran_out or len(other) == 40
@@ -354,7 +354,7 @@ def test_a_buffer_that_makes_nothing_ahead_draws_them_again(tmp_path: Path) -> N
 
 def test_items_that_have_other_places_now_are_drawn_again(tmp_path: Path) -> None:
     rb = empty(prefetch=3)
-    rb.extend(items(0, 100))  # the ring has gone round
+    rb.extend(items(0, 100))  # the ring has wrapped around
     rb.sample()
     rb.dumps(tmp_path)
     other = TensorDictReplayBuffer(storage=LazyTensorStorage(80), batch_size=8, prefetch=3)
@@ -383,7 +383,7 @@ def test_a_batch_that_could_not_be_made_is_no_part_of_a_save(tmp_path: Path) -> 
 
     rb = filled(prefetch=1, transform=fails, generator=torch.Generator().manual_seed(0))
     rb.sample()
-    rb.sample()  # the third one is waiting, and has failed
+    rb.sample()  # the third batch is waiting and has failed
     rb.dumps(tmp_path)
     assert rb.stats()["prefetch_queue_size"] == 0
     expected = rb.sample()["number"].tolist()
@@ -406,7 +406,7 @@ def shared(path: Path, size: int = 32) -> TensorDictReplayBuffer:
 def test_items_have_the_tickets_that_they_had_in_a_new_ring(fast_path: Path) -> None:
     with shared(fast_path / "a") as rb, shared(fast_path / "b") as other:
         rb.extend(items(0, 77))
-        rb[3] = items(1000, 1)[0]  # has the ticket of a lap of its own
+        rb[3] = items(1000, 1)[0]  # has a ticket of a later lap
         rb.dumps(fast_path / "save")
         other.loads(fast_path / "save")
         assert ring_of(other).head == ring_of(rb).head
@@ -420,7 +420,7 @@ def test_items_have_the_tickets_that_they_had_in_a_new_ring(fast_path: Path) -> 
 
 
 def test_a_ring_that_is_past_them_gives_those_of_a_later_lap(fast_path: Path) -> None:
-    """A ticket is used once: what was sampled before the load is stale after it."""
+    """A ticket is used once: samples from before the load are stale after it."""
     with shared(fast_path / "a") as rb:
         rb.extend(items(0, 40))
         rb.dumps(fast_path / "save")

@@ -1,4 +1,4 @@
-"""What a write into an ensemble returns, and the ends of streams after a resume."""
+"""Return values of writes into an ensemble, and the ends of streams after a resume."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def member(size: int = 8, sampler: Any = None, **options: Any) -> TensorDictRepl
 
 def test_a_routed_write_says_which_items_it_has_written() -> None:
     rb = ReplayBufferEnsemble(member(4), member(4), routing_key="to")
-    for turn in range(4):  # around the ends of both
+    for turn in range(4):  # past the ends of both rings
         before = [0 if turn == 0 else ring_of(one).head for one in rb._members]
         found = rb.extend(steps(0, 1, 2, 3, 4).set("to", torch.tensor([0, 1, 1, 0, 1])))
         assert found.batch_size == (5,)
@@ -133,7 +133,7 @@ def flags(rb: TensorDictReplayBuffer) -> dict[str, list[bool]]:
 
 def test_the_newest_step_of_each_buffer_becomes_an_end() -> None:
     open_, ended, terminated, empty = (member(4) for _ in range(4))
-    open_.extend(steps(*range(6)))  # around the end of the ring: the newest is at 1
+    open_.extend(steps(*range(6)))  # past the end of the ring: the newest item is at 1
     ended.extend(steps(0, 1, done=1))
     terminated.extend(steps(0, 1, terminated=1))
     before = flags(ended), flags(terminated)

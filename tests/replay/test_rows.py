@@ -1,4 +1,4 @@
-"""The payload as a whole: a consistent copy, a restore, and its adoption in place."""
+"""The whole payload: a consistent copy, a restore, and its adoption in place."""
 
 from __future__ import annotations
 

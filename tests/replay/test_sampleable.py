@@ -1,4 +1,4 @@
-"""Buffers of an ensemble that are chosen by what each of them could give."""
+"""Buffers of an ensemble are weighted by what each of them can sample."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmbuffer import (
 
 
 def member(lengths: list[int], sampler: Any) -> TensorDictReplayBuffer:
-    """A buffer with trajectories of these lengths."""
+    """Makes a buffer with trajectories of these lengths."""
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(200), sampler=sampler)
     for number, length in enumerate(lengths):
         done = torch.arange(length)[:, None] == length - 1
@@ -73,8 +73,8 @@ def test_a_buffer_whose_trajectories_are_too_short_is_never_chosen() -> None:
 
 
 def test_buffers_are_chosen_in_proportion_to_the_places() -> None:
-    many = member([23], SliceSampler(slice_len=4))  # 20 places
-    some = member([8] * 1 + [3] * 20, SliceSampler(slice_len=4))  # 5, of 68 items
+    many = member([23], SliceSampler(slice_len=4))  # 20 start positions
+    some = member([8] * 1 + [3] * 20, SliceSampler(slice_len=4))  # 5 start positions among 68 items
     rb = ReplayBufferEnsemble(many, some, p="sampleable", num_buffer_sampled=1000, batch_size=4000)
     torch.manual_seed(0)
     share = (rb.sample()["index", "buffer_ids"] == 1).double().mean()

@@ -1,4 +1,4 @@
-"""Which items are drawn, how often, and with which weight."""
+"""Which items samplers draw, how often, and with which weight."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_torch_manual_seed_decides_the_draws(make: Any) -> None:
 @pytest.mark.product(few=1)
 @pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
 def test_a_child_that_is_forked_while_a_thread_draws_can_draw(own: bool) -> None:
-    """Torch's generator has a mutex, and the parent's thread holds it: a child would hang in it."""
+    """A child would hang in the mutex of torch's generator if a parent's thread held it."""
     sampler, end, drawing = RandomSampler(), threading.Event(), threading.Event()
     if own:
         sampler._rng = torch.Generator()
@@ -90,7 +90,8 @@ def test_a_child_that_is_forked_while_a_thread_draws_can_draw(own: bool) -> None
     def draw() -> None:
         while not end.is_set():
             drawing.set()
-            sampler.sample(range(100), 5_000_000)  # some ten milliseconds, most of them without GIL
+            # takes about ten milliseconds, mostly without the GIL
+            sampler.sample(range(100), 5_000_000)
 
     thread = threading.Thread(target=draw)
     thread.start()
@@ -101,7 +102,7 @@ def test_a_child_that_is_forked_while_a_thread_draws_can_draw(own: bool) -> None
             pid = os.fork()
             if pid == 0:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(20)  # ends the process, wherever it hangs
+                signal.alarm(20)  # ends the process if it hangs
                 sampler.sample(range(100), 5)
                 os._exit(0)
             assert os.waitpid(pid, 0)[1] == 0, "the child hung"
@@ -282,7 +283,7 @@ def test_two_samplers_on_one_storage_that_is_not_shared_have_their_own_tables(
     other.update_priority([0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0])
     assert set(one.sample().tolist()) == {3}
     assert set(other.sample().tolist()) == {0}
-    one.extend(torch.tensor([10]))  # new for both
+    one.extend(torch.tensor([10]))  # new to both samplers
     assert set(one.sample().tolist()) == {3, 10}
     assert set(other.sample().tolist()) == {10}
     assert one.sampler.alpha == 0.7  # type: ignore[attr-defined]
@@ -367,11 +368,11 @@ def test_the_priorities_come_back_with_the_state(make: Any) -> None:
         sampler.load_state_dict({**sampler.state_dict(), "_priorities": torch.zeros(9)})
 
 
-# -- parts of somebody else ------------------------------------------------------------------------
+# -- parts written by users ------------------------------------------------------------------------
 
 
 class TwoMethods(Storage):
-    """What a user writes: set, get, len."""
+    """A user's storage with set, get and len."""
 
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
@@ -396,7 +397,7 @@ class TwoMethods(Storage):
 
 
 class Newest(Sampler):
-    """Always the item that was written last."""
+    """Always draws the newest item."""
 
     def __init__(self) -> None:
         self.last = 0

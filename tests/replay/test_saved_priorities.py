@@ -39,7 +39,7 @@ OWN = "shmbuffer.priorities.memmap"
 
 
 def saved_for_torchrl(path: Path, alpha: float) -> list[float]:
-    """Saves a full buffer of 6 in TorchRL's layout; returns its priorities."""
+    """Saves a full buffer of 6 items in TorchRL's layout; returns its priorities."""
     with TensorDictPrioritizedReplayBuffer(
         alpha=alpha,
         beta=0.4,
@@ -58,7 +58,7 @@ def test_a_sampler_that_was_saved_with_its_storage_can_be_loaded_alone(
     tmp_path: Path, alpha: float
 ) -> None:
     known = saved_for_torchrl(tmp_path, alpha)
-    assert not (tmp_path / "sampler" / OWN).exists()  # the save of the storage has them
+    assert not (tmp_path / "sampler" / OWN).exists()  # the save of the storage contains them
     sampler = PrioritizedSampler(6, alpha=1.0, beta=1.0)
     sampler.loads(tmp_path / "sampler")
     assert (sampler.alpha, sampler.beta) == (alpha, 0.4)

@@ -1,4 +1,4 @@
-"""Schedules: which value after which step, and that the sampler acts on it."""
+"""Schedules: the value after each step, and its effect on the sampler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sampler_of(alpha: float = 0.7, beta: float = 0.6) -> PrioritizedSampler:
 
 
 def values(scheduler: Any, count: int) -> list[float]:
-    """The parameter after each of ``count`` steps."""
+    """Returns the parameter after each of ``count`` steps."""
     found = []
     for _ in range(count):
         scheduler.step()
@@ -39,7 +39,7 @@ def values(scheduler: Any, count: int) -> list[float]:
 
 
 class Parts(Sampler):
-    """A sampler of somebody else's, with parameters of every kind."""
+    """A user's sampler with parameters of every kind."""
 
     def __init__(self) -> None:
         self.count = 4
@@ -55,7 +55,7 @@ class Parts(Sampler):
 def test_a_linear_schedule_goes_to_its_final_value_in_equal_steps() -> None:
     sampler = sampler_of()
     scheduler = LinearScheduler(sampler, "alpha", final_value=0.0, num_steps=100)
-    assert sampler.alpha == 0.7  # nothing happens before the first step
+    assert sampler.alpha == 0.7  # unchanged before the first step
     found = values(scheduler, 200)
     np.testing.assert_allclose(found[:100], np.linspace(0.7, 0.0, 101)[1:], rtol=0, atol=1e-15)
     assert found[99:] == [0.0] * 101
@@ -158,7 +158,7 @@ def test_alpha_on_a_live_buffer_is_that_of_a_fresh_sampler_with_this_alpha() -> 
         fresh.sampler.beta = live.sampler.beta  # type: ignore[attr-defined]
         require_same(live, fresh)
     assert alphas[2:] == [0.0, 0.0]
-    back = LinearScheduler(live, "alpha", 0.9, 2)  # away from 0, too
+    back = LinearScheduler(live, "alpha", 0.9, 2)  # different from 0, too
     back.step()
     require_same_masses(live, filled(0.45))
     back.step()

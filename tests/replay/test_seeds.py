@@ -1,4 +1,4 @@
-"""The examples of the documents that asked for this, by keys, shapes, dtypes and device."""
+"""Examples of the design documents, checked by keys, shapes, dtypes and device."""
 
 from __future__ import annotations
 

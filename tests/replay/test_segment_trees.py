@@ -1,4 +1,4 @@
-"""Trees of sums and minima: against a plain array, in every form of index, and out of a pickle."""
+"""Sum and min trees agree with a plain array, for every kind of index and after pickling."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def test_sums_and_lower_bounds_are_those_of_a_plain_array(cls: Any, size: int) -
     assert tree.query(0, size) == 0
     assert tree.scan_lower_bound(0.0) == 0
     for _ in range(12):
-        index = random.integers(0, size, random.integers(1, 40))  # also the same one twice
-        value = random.integers(0, 1000, len(index)).astype(model.dtype)  # so that sums are exact
+        index = random.integers(0, size, random.integers(1, 40))  # may repeat an index
+        # integers keep the sums exact
+        value = random.integers(0, 1000, len(index)).astype(model.dtype)
         tree.update(index, value)
         for at, one in zip(index, value, strict=True):
             model[at] = one
@@ -80,7 +81,7 @@ def test_an_answer_has_the_form_of_what_was_asked(cls: Any) -> None:
     assert found.dtype == dtype
     expected = [4.0, 1.0] if cls in MINIMA else [4.0, 10.0]
     assert tree.query(torch.tensor([0, 0]), torch.tensor([1, 4])).tolist() == expected
-    assert tree.query(-3, 9) == expected[1]  # beyond the ends is nothing
+    assert tree.query(-3, 9) == expected[1]  # the range is clipped
     assert tree.query(2, 2) == tree.identity_element
     tree[[1, 2]] = 7  # one number for both
     assert tree[np.arange(4)].tolist() == [4, 7, 7, 1]
@@ -118,7 +119,7 @@ def test_a_tree_comes_back_from_a_pickle(cls: Any) -> None:
     assert other[np.arange(300)].tolist() == tree[np.arange(300)].tolist()
     assert other.query(0, 300) == tree.query(0, 300)
     other[150] = 0
-    assert tree[150] == 51  # it is another one
+    assert tree[150] == 51  # a different tree
 
 
 def test_float32_numbers_are_added_up_without_losing_the_small_ones() -> None:

@@ -1,4 +1,4 @@
-"""Windows around drawn items: which steps they have, what is said of them, whose priority it is."""
+"""Windows around drawn items: their steps, their flags, and whose priority they use."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tests.replay.slice_model import History, Item
 
 pytestmark = pytest.mark.product(few=4)
 
-EPISODES = torch.arange(10) % 5 == 4  # of ten steps, two episodes
+EPISODES = torch.arange(10) % 5 == 4  # two episodes in ten steps
 
 
 class Given(Sampler):
-    """Draws what it is told to."""
+    """Draws the indices that it is given."""
 
     def __init__(self, *anchors: int) -> None:
         self.anchors = torch.tensor(anchors)
@@ -61,7 +61,7 @@ def buffer(storage: Any, unit: Any, sampler: Any = None, **kwargs: Any) -> Tenso
 
 
 def window(written: int, anchor: int, **unit: Any) -> list[int | None]:
-    """The numbers of the window of one item, None where there is no step; of a ring of ten."""
+    """Returns the numbers in the window of one item of a ring of ten; None for a missing step."""
     rb = buffer(LazyTensorStorage(10), Sequence(**unit), Given(anchor % 10))
     rb.extend(steps(written))
     sample = rb.sample(1)
@@ -111,8 +111,8 @@ def test_the_steps_of_a_window_are_those_around_its_anchor(
 @pytest.mark.parametrize(
     ("anchor", "unit", "expected"),
     [
-        (12, {"length": 3}, [12, None, None]),  # the newest step, of an open episode
-        (3, {"length": 2, "burn_in": 2}, [None, None, 3, 4]),  # the oldest one
+        (12, {"length": 3}, [12, None, None]),  # the newest step of an open episode
+        (3, {"length": 2, "burn_in": 2}, [None, None, 3, 4]),  # the oldest step
         (11, {"length": 3, "episode_boundary": "stop"}, [10, 11, 12]),
         (9, {"length": 5, "episode_boundary": "include_reset"}, [9, 10, 11, 12, None]),
         (4, {"length": 1, "burn_in": 3, "episode_boundary": "include_reset"}, [None, None, 3, 4]),
@@ -132,7 +132,7 @@ def test_what_is_missing_repeats_the_step_at_the_boundary() -> None:
 
 
 def expected_window(one: list[Item], at: int, unit: Sequence) -> tuple[list[int], list[bool]]:
-    """Numbers and validity of the window of a step of a trajectory, by definition."""
+    """Returns the numbers and validity of the window of a step, by definition."""
     if unit.episode_boundary == "stop":
         reach = unit.dilation * (unit.length + unit.bootstrap - 1)
         at = max(0, min(at, len(one) - 1 - reach))
@@ -182,7 +182,7 @@ def test_streams_and_collectors_are_never_mixed(directory: Any) -> None:
     options = {"done_key": None, "burn_in": 2}
     rb = buffer(directory(24), Sequence(3, **options), batch_size=100)
     collectors = [TensorDictReplayBuffer(storage=directory(24)) for _ in range(2)]
-    for step in range(10):  # the ring comes round
+    for step in range(10):  # the ring wraps around
         for who, collector in enumerate(collectors):
             number = torch.tensor([step, 100 + step]) + 1000 * who
             done = torch.zeros(2, dtype=torch.bool)
@@ -195,7 +195,7 @@ def test_streams_and_collectors_are_never_mixed(directory: Any) -> None:
         assert (rows // 100 == rows[:, 2:3] // 100).all()
         assert torch.equal(rows[:, 2:3] + torch.arange(-2, 3), rows) == bool(valid.all())
         assert ((rows[:, 2:3] + torch.arange(-2, 3) == rows) == valid).all()
-        assert (rows % 100 >= 4).all()  # the others were written over
+        assert (rows % 100 >= 4).all()  # the other items were overwritten
 
 
 def test_a_slot_without_an_item_ends_windows_on_both_sides(directory: Any) -> None:
@@ -385,7 +385,7 @@ def test_a_buffer_with_a_unit_goes_to_another_process(directory: Any) -> None:
 
 
 class Twice(SampleUnit):
-    """Each item and the one behind it, as a TorchRL user would write it."""
+    """Each item and its successor, as a TorchRL user would write the unit."""
 
     def expand(self, index: Any, info: dict[Any, Any], storage: Any) -> Any:
         both = torch.stack((index, (index + 1) % len(storage)), 1).flatten()
@@ -424,7 +424,7 @@ def priorities(rb: Any) -> list[float]:
 
 
 def drawn_for(rb: Any, anchors: Iterable[int]) -> TensorDict:
-    """A sample whose anchors are these."""
+    """Draws a sample with these anchors."""
     index, known = rb._parts.unit.expand(torch.tensor([*anchors]), {}, rb.storage)
     data = rb.storage.get(index)
     return data.update({"index": index, **known})

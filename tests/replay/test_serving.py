@@ -1,4 +1,4 @@
-"""Whether a sample could be had, changes in the background, and the words of TorchRL's services."""
+"""`can_sample`, changes in the background, and the names of TorchRL's services."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def made(sampler: Any, size: int = 20, **options: Any) -> TensorDictReplayBuffer
 
 
 def could(rb: ReplayBuffer, count: int | None = None) -> bool:
-    """What can_sample says; a sample that does not wait has to agree."""
+    """Returns `can_sample`, after checking that a sample without a timeout agrees."""
     said = rb.can_sample(count)
     options = {} if isinstance(rb, ReplayBufferEnsemble) else {"timeout": 0.0}
     try:
@@ -88,7 +88,7 @@ def test_whole_batches_need_as_many_items() -> None:
     assert could(rb, 3)
     rb.extend(rows(1))
     assert could(rb)
-    assert could(rb)  # the pass was over: the next one begins
+    assert could(rb)  # the pass had ended: the next one begins
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -102,7 +102,7 @@ def test_of_a_pass_that_several_share_ones_own_part_counts(rank: int) -> None:
         for _ in range(9):
             rb.add(rows(1)[0])
             parts.append(could(rb))
-    # Of two items the third learner has none; whole batches of two for all need six.
+    # Of two items the third learner gets none; all three need six items for whole batches of two.
     assert parts == [n > rank for n in range(1, 10)] + [n >= 6 for n in range(1, 10)]
 
 
@@ -148,7 +148,7 @@ def test_slices_that_no_priority_allows_to_begin_are_not_there() -> None:
     rb.update_priority(index, torch.tensor([0.0, 1.0, 0.0, 1.0]))
     assert not could(rb)  # a slice cannot begin with the last step of an episode
     rb.update_priority(index, torch.zeros(4))
-    assert could(rb)  # all are zero: uniformly
+    assert could(rb)  # all priorities are zero: uniform draws
     rb.update_priority(index, torch.tensor([0.0, 1.0, 0.5, 0.0]))
     assert could(rb)
 
@@ -193,7 +193,7 @@ def test_every_buffer_that_may_be_chosen_has_to_have_a_share(p: Any) -> None:
     assert rb.can_sample() == (p in ([0.0, 1.0], "sampleable"))
     members[0].extend(rows(2))
     assert could(rb)
-    assert not could(rb, 7)  # cannot be divided
+    assert not could(rb, 7)  # not divisible
     assert rb.sampler.can_sample(rb.storage, 8)
     assert not rb.sampler.can_sample(rb.storage, 7)
     members[0].rate_limiter = RateLimiter(min_size=10)
@@ -215,7 +215,7 @@ def test_the_size_of_the_batch_has_to_be_known() -> None:
 
 
 class Gate:
-    """A transform that says when it is called, and lets a batch through for each `open`."""
+    """A transform that reports its calls and lets one batch pass for each `open`."""
 
     def __init__(self) -> None:
         self.arrived: queue.Queue[None] = queue.Queue()
@@ -246,7 +246,7 @@ def gated() -> Iterator[tuple[TensorDictReplayBuffer, Gate]]:
 
 
 def begun(rb: TensorDictReplayBuffer, gate: Gate) -> list[Any]:
-    """Two samples; of the two that are made ahead the second waits at the gate."""
+    """Takes two samples; the second of the two prefetched batches waits at the gate."""
     gate.open(3)
     samples = [rb.sample()]
     rb.synchronize()
@@ -268,7 +268,7 @@ def test_a_change_comes_between_the_batches_before_it_and_those_after_it(
         patch = {"x": torch.full((8,), float(x))}
         futures.append(rb.submit_update_if_present(index=index, generation=generation, patch=patch))
     with pytest.raises(TimeoutError):
-        futures[0].result(timeout=0.2)  # it waits for both of them
+        futures[0].result(timeout=0.2)  # waits for both changes
     assert rb.stats()["prefetch_queue_size"] == 2
     gate.open(100)
     samples += [rb.sample() for _ in range(4)]

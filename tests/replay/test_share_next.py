@@ -1,4 +1,4 @@
-"""Observations that are stored once: every item is read as it was written, whatever follows it."""
+"""Shared next observations: every item is read as it was written, whatever follows it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def rows(observations: Iterable[float], following: Iterable[float], first: int =
 
 
 def episode(first: int, count: int) -> TensorDict:
-    """Steps from observation ``first`` on."""
+    """Makes steps from observation ``first`` on."""
     return rows(range(first, first + count), range(first + 1, first + count + 1), first)
 
 
@@ -135,7 +135,7 @@ def test_of_several_leaves_all_have_to_follow() -> None:
 
 
 def test_done_and_reward_keep_their_columns() -> None:
-    """Slices are cut by them."""
+    """Slices are split by these entries."""
     sampler = SliceSampler(num_slices=4, end_key=END)
     rb = TensorDictReplayBuffer(storage=storage(200), sampler=sampler, batch_size=16)
     for first in range(0, 200, 20):
@@ -164,7 +164,7 @@ def test_keys_that_are_named_are_those_that_are_stored_once() -> None:
 
 
 def test_goals_are_of_the_observation_that_was_reached() -> None:
-    """Hindsight reads a next observation by itself."""
+    """Hindsight reads the next observation directly."""
     rb = HERReplayBuffer(
         storage=storage(200),
         batch_size=64,
@@ -269,7 +269,7 @@ def test_emptied_it_has_all_its_room_again() -> None:
 
 @pytest.mark.parametrize("seed", seeds(3, 12))
 def test_items_are_as_they_were_written_whatever_is_done(tmp_path: Path, seed: int) -> None:
-    """Beside a dict of what every slot has to hold."""
+    """Compares the buffer with a dict of the expected content of every slot."""
     _Program(seed, tmp_path).run(60)
 
 
@@ -356,7 +356,7 @@ class _Program:
                 assert data[key].equal(expected[key]), step
 
 
-# Room.
+# Space.
 
 
 def test_a_write_without_room_says_what_to_do_and_changes_nothing() -> None:
@@ -413,7 +413,7 @@ def test_a_leaf_that_is_stored_once_has_no_view(tmp_path: Path) -> None:
     rb = buffer(20)
     rb.extend(episode(0, 10))
     data = rb[2:5]
-    data[OBS].zero_()  # a copy, though it is memory of this process alone
+    data[OBS].zero_()  # a copy, although it is private memory
     require_whole(rb[:])
     rows: Any = rb.storage.mover()
     with pytest.raises(SchemaMismatchError, match=r"leaf 'next.obs' is stored once .* no column"):
@@ -565,7 +565,7 @@ COLLECTORS, STREAMS, STEPS, LENGTH = 4, 8, 60, 25
 
 
 def steps(collector: int, first: int, count: int) -> dict[Any, np.ndarray]:
-    """Of each environment of a collector, one behind the other; episodes of `LENGTH` steps."""
+    """Makes steps of each environment of a collector in turn, in episodes of `LENGTH` steps."""
     step = np.repeat(np.arange(first, first + count), STREAMS)
     env = np.tile(np.arange(STREAMS), count) + STREAMS * collector
     obs = np.stack([env, step // LENGTH, step % LENGTH, 7 * step % LENGTH], 1).astype(np.float64)
@@ -587,7 +587,7 @@ def require_steps(obs: np.ndarray, following: np.ndarray, done: np.ndarray) -> N
 
 
 def collect(path: Path, collector: int, *, for_ever: bool = False) -> None:
-    """Odd ones as arrays, even ones as tensors; batches of several sizes."""
+    """Writes batches of several sizes; odd collectors write arrays, even ones tensors."""
     streams = np.arange(STREAMS)
     with (shmbuffer.numpy.attach if collector % 2 else attach)(path) as rb:
         first = 0
@@ -608,7 +608,7 @@ def tensors(data: dict[Any, Any]) -> TensorDict:
 
 
 def place_for_ever(path: Path, seed: int) -> None:
-    """Writes steps of its own into slots of others, and some where they are."""
+    """Writes its own steps into slots of others, and changes some items in place."""
     random = Random(seed)
     with attach(path) as rb:
         while True:
@@ -619,7 +619,7 @@ def place_for_ever(path: Path, seed: int) -> None:
             if random.random() < 0.5:
                 rb[slots] = data
             else:
-                with suppress(IndexError):  # a slot that somebody died in holds nothing
+                with suppress(IndexError):  # a slot in which a writer died holds no item
                     rb.storage.change(slots, data, None)
 
 
@@ -667,7 +667,7 @@ def test_four_collectors_of_eight_environments_each_are_followed(tmp_path: Path)
 def test_collectors_that_are_killed_while_they_write_lose_no_next_observation(
     tmp_path: Path,
 ) -> None:
-    """Again and again, in the midst of whatever they were at; the ring goes round meanwhile."""
+    """The test kills collectors repeatedly at any point, while the ring wraps around."""
     path, random = tmp_path / "buffer", Random(3)
     rb = created(path, 500, share_next_room=600)
     for _ in range(3):

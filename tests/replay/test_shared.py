@@ -83,7 +83,7 @@ def test_reads_of_a_shared_buffer_are_copies_of_what_is_committed(directory: Any
     rb = TensorDictReplayBuffer(storage=directory(6))
     rb.extend(items(0, 4))
     storage = rb.storage
-    ring_of(storage).claims.claim(1)  # somebody begins to write the fifth
+    ring_of(storage).claims.claim(1)  # another writer begins to write the fifth item
     assert rb[:]["a"].tolist() == [0, 1, 2, 3]
     with pytest.raises(IndexError, match="no item at 4"):
         rb[4]
@@ -152,7 +152,7 @@ def test_the_directory_remembers_class_and_arguments(
 def test_a_directory_says_what_its_buffer_is_before_the_first_item_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody finds one in between: it is recorded when the directory is made."""
+    """The settings are recorded when the directory is made, so every process sees them."""
     monkeypatch.delattr(Engine, "update_settings")
     first = learner(LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer"), priority_key="error")
     first.extend(items(0, 3))
@@ -205,7 +205,7 @@ def context(request: pytest.FixtureRequest) -> Any:
 
 
 def answer(context: Any, target: Any, *args: Any) -> Any:
-    """Run ``target(*args, connection)`` in a process; what it sends. EOFError where it dies."""
+    """Runs ``target(*args, connection)`` in a process; returns its answer, or EOFError."""
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*args, theirs))
     process.start()
@@ -234,7 +234,7 @@ def test_a_buffer_can_be_passed_to_a_process(context: Any, directory: Any, kind:
     ids=["tensors", "memmap", "shared_init"],
 )
 def test_an_emptied_buffer_takes_its_form_from_the_next_write_of_any_process(make: Any) -> None:
-    """TorchRL's collectors write an invented item, empty the buffer, and hand it to workers."""
+    """TorchRL's collectors write a dummy item, empty the buffer, and pass it to workers."""
     context = multiprocessing.get_context("forkserver")
     rb = learner(make(10))
     for _ in range(2):
@@ -303,7 +303,7 @@ def test_two_learners_see_one_tree(directory: Any) -> None:
 
 @pytest.fixture
 def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """Item 1 begins to be written over between the choice of what to read and the copy."""
+    """Lets item 1 be overwritten between the choice of the items and the copy."""
     claimed: list[Any] = []
 
     def claim(ring: Any) -> None:

@@ -1,4 +1,4 @@
-"""Slices of trajectories: which there are, how often each is drawn, and how they are marked."""
+"""Slices of trajectories: which exist, how often each is drawn, and how they are marked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.selection import seeds
 
 pytestmark = pytest.mark.product(few=4)
 
-MANY = 400  # slices a batch: enough to meet every one of some dozens
+MANY = 400  # slices in a batch, enough to draw every one of some dozens
 
 
 def buffer(storage: Any, batch_size: int, **options: Any) -> TensorDictReplayBuffer:
@@ -43,7 +43,7 @@ def buffer(storage: Any, batch_size: int, **options: Any) -> TensorDictReplayBuf
 
 
 def episodes(*lengths: int, done: bool = True) -> TensorDict:
-    """Numbered steps of whole episodes; the last one is left open where not ``done``."""
+    """Makes numbered steps of whole episodes; without ``done``, the last episode stays open."""
     ends = torch.cat([torch.arange(length) == length - 1 for length in lengths])
     ends[-1] = done
     count = len(ends)
@@ -167,7 +167,7 @@ def test_an_item_is_in_slices_once_it_is_committed(make: Any) -> None:
     for view in rows.views():
         view[3:5] = view[:2]
     assert set(drawn(rb, 8)) == {(0, 1), (1, 2)}
-    ring.claims.commit()  # the head stays where it is
+    ring.claims.commit()  # the head does not move
     assert set(drawn(rb, 8)) == {(0, 1), (1, 2), (2, 0)}
 
 
@@ -346,7 +346,7 @@ def test_marks_have_the_shape_of_what_is_stored() -> None:
     assert sample["next", "done"].tolist() == [False, True] * 2
     several = episodes(6)
     several["next", "done"] = several["next", "done"].expand(6, 3).clone()
-    several["next", "done"][2, 1] = True  # one of three: it ends there, too
+    several["next", "done"][2, 1] = True  # one of three flags is enough to end the trajectory
     sample = filled(several, batch_size=300, slice_len=3).sample()
     assert set(cut_up(sample["number"], sample["next", "truncated"][:, 0])) == {
         (0, 1, 2),
@@ -419,7 +419,7 @@ def test_padding_has_nothing_to_do_with_strict_lengths() -> None:
 
 
 def conflicting() -> TensorDict:
-    """Each of the usual entries cuts somewhere else, and nobody cuts twice."""
+    """Makes data in which each of the usual entries splits at a different step."""
     data = TensorDict({"number": torch.arange(8)}, [8])
     data["collector", "traj_ids"] = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
     data["episode"] = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
@@ -605,7 +605,7 @@ def test_a_list_of_dicts_has_entries_too() -> None:
 
 
 class ForeignStorage(Storage):
-    """A storage of somebody else's: get, set and a length."""
+    """A user's storage with get, set and a length."""
 
     def __init__(self, max_size: int) -> None:
         super().__init__(max_size)
@@ -632,7 +632,7 @@ def test_a_foreign_storage_needs_get_and_a_length() -> None:
         rb.sample()
     rb.extend(episodes(2, 4))
     assert set(drawn(rb, 8)) == {(0, 1), (2, 3), (3, 4), (4, 5)}
-    rb.storage.data["next", "done"][3] = True  # nobody is told
+    rb.storage.data["next", "done"][3] = True  # the storage is not notified
     assert set(drawn(rb, 8)) == {(0, 1), (2, 3), (4, 5)}
 
 
@@ -687,7 +687,7 @@ def test_the_next_sample_sees_a_write(make: Any, cache_values: bool) -> None:
     other.extend(episodes(2).set("number", torch.tensor([4, 5])))
     assert set(drawn(rb, 8)) == {(at, at + 1) for at in range(5)}
     step = TensorDict({"number": torch.tensor(2), "next": {"done": torch.tensor([True])}}, [])
-    rb[2] = step  # in place: neither length nor write count tell
+    rb[2] = step  # an in-place change alters neither the length nor the write count
     assert set(drawn(rb, 8)) == {(0, 1), (1, 2), (3, 4), (4, 5)}
     rb.storage.set(2, step.clone().set(("next", "done"), torch.tensor([False])))
     assert set(drawn(rb, 8)) == {(at, at + 1) for at in range(5)}
@@ -704,11 +704,12 @@ def test_a_look_reads_what_was_written_since_the_one_before(
         return at(entries, path, slots)
 
     monkeypatch.setattr(RowEntries, "at", noted)
-    monkeypatch.setattr(boundaries, "cut_columns", lambda *_: None)  # the core reads what it can
+    # the core reads all that it can
+    monkeypatch.setattr(boundaries, "cut_columns", lambda *_: None)
     rb = buffer(make(6), 4, slice_len=2)
     rb.extend(episodes(4))
     rb.sample()
-    assert read == [0, 1, 2]  # the flags of those that something follows
+    assert read == [0, 1, 2]  # the flags of steps that have a successor
     read.clear()
     rb.sample()
     assert read == []

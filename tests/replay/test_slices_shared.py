@@ -1,4 +1,4 @@
-"""Slices of a buffer that several collectors write: of one of them each, also when they die."""
+"""Slices of a buffer with several collectors: each is from one of them, also if they die."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_slices_that_are_written_over_before_they_are_read_are_drawn_again(
     base = type(kind(slice_len=3))
 
     class Slow(base):  # type: ignore[misc, valid-type]
-        """Somebody writes between its first draw and the read."""
+        """A sampler with which a writer overwrites items between its first draw and the read."""
 
         overtaken = 0
 
@@ -136,7 +136,7 @@ def test_slices_that_are_written_over_before_they_are_read_are_drawn_again(
 
 
 def test_items_that_a_dead_writer_had_not_come_to_follow_nothing(directory: Any) -> None:
-    """The head is past them, so they would be the newest, behind their own successors."""
+    """The head is past these slots, so they would count as newer than their successors."""
     rb = learner(directory(12), SliceSampler(slice_len=2), 400)
     rb.extend(steps(0, 0, 12, 10**9))
     assert rb.storage.scratch_dir is not None
@@ -191,8 +191,8 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
             assert numbers_and_sources(rb) == triples(0, 8, 0) | triples(0, 4, 1)
             again = start(slice_programs.on_command, path, capacity, 2)
             try:
-                tell(again, 4)  # another life: nothing joins it to the one before
-                tell(again, -3)  # and this one dies in the middle of a write
+                tell(again, 4)  # a new life, which does not continue the earlier one
+                tell(again, -3)  # this one dies in the middle of a write
                 kill(again)
             finally:
                 again[0].kill()
@@ -202,7 +202,7 @@ def test_the_tail_that_a_killed_collector_leaves_is_truncated_and_mixed_with_not
             assert numbers_and_sources(rb) == legal
             rb.close()
         kill(survivor)
-    with opened(path, capacity) as rb:  # nobody is alive: recovered
+    with opened(path, capacity) as rb:  # no client is alive: recovered
         assert engine_of(rb).report.reason == "no client alive"
         rb.set_sampler(SliceSampler(slice_len=3))
         rb._parts.batch_size = 300

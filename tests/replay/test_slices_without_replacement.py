@@ -1,4 +1,4 @@
-"""Slices of trajectories, one of each a pass."""
+"""Slices of trajectories without replacement: one slice of each trajectory in a pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.product(few=4)
 
 
 def episodes(*lengths: int, first: int = 0) -> TensorDict:
-    """Whole episodes; ``episode`` counts on from ``first``."""
+    """Makes whole episodes; ``episode`` counts from ``first``."""
     ids = torch.cat([torch.full((size,), first + at) for at, size in enumerate(lengths)])
     ends = torch.cat([torch.arange(size) == size - 1 for size in lengths])
     return TensorDict({"episode": ids, ("next", "done"): ends.unsqueeze(-1)}, [len(ids)])
@@ -48,7 +48,7 @@ def buffer(
 
 
 def passes(rb: Any) -> list[list[int]]:
-    """The episodes of the slices of each batch of a pass, in the order in which they came."""
+    """Returns the episodes of the slices in each batch of a pass, in order."""
     return [
         [slice_[0] for slice_ in cut_up(batch["episode"], batch["next", "truncated"])]
         for batch in rb
@@ -116,7 +116,7 @@ def test_every_slice_is_one_of_the_definition_and_each_is_drawn_in_some_pass(
 def test_without_shuffling_trajectories_come_by_age() -> None:
     rb = buffer(LazyTensorStorage(12), 4, slice_len=2, shuffle=False)
     rb.extend(episodes(3, 3, 3))
-    rb.extend(episodes(3, 3, first=3))  # writes over the first one
+    rb.extend(episodes(3, 3, first=3))  # overwrites the first episode
     assert passes(rb) == [[1, 2], [3, 4]]
     assert passes(rb) == [[1, 2], [3, 4]]
 
@@ -217,9 +217,9 @@ def test_a_trajectory_whose_beginning_is_written_over_is_left_out(directory: Any
     others = TensorDictReplayBuffer(storage=directory(12))
     others.extend(episodes(3, 3, 3, 3))
     assert rb.sample()["episode"].tolist() == [0, 0]
-    others.extend(episodes(3, 3, first=4))  # 5 begins where 1 did
+    others.extend(episodes(3, 3, first=4))  # 5 begins in the slot of 1
     assert rb.sample()["episode"].tolist() == [2, 2]
-    others.extend(episodes(1, first=6))  # over the first step of 2
+    others.extend(episodes(1, first=6))  # overwrites the first step of 2
     assert rb.sample()["episode"].tolist() == [3, 3]
     assert rb.sampler.ran_out
     assert passes(rb) == [[2], [3], [4], [5]]
@@ -229,7 +229,7 @@ def test_a_draw_that_was_overtaken_leaves_the_pass_as_it_was(directory: Any) -> 
     others = TensorDictReplayBuffer(storage=directory(15))
 
     class Slow(SliceSamplerWithoutReplacement):
-        """Somebody writes over the first trajectory of its first choice."""
+        """A sampler whose first chosen trajectory is overwritten before it is read."""
 
         calls = 0
 
@@ -280,7 +280,7 @@ def test_a_state_goes_on_with_what_was_left(drawn: int) -> None:
 def test_a_checkpoint_goes_on_with_what_was_left(tmp_path: Any) -> None:
     rb = buffer(LazyTensorStorage(20), 2, slice_len=2)
     rb.extend(episodes(4, 4, 4, 4, 4))
-    rb.extend(episodes(2, first=5))  # over the beginning of the first one
+    rb.extend(episodes(2, first=5))  # overwrites the beginning of the first episode
     before = [int(rb.sample()["episode"][0]) for _ in range(2)]
     rb.dumps(tmp_path / "checkpoint")
     rest = [batch[0] for batch in passes(rb)]

@@ -1,4 +1,4 @@
-"""A storage in files takes its space in steps where one process uses it, else all of it at once."""
+"""A storage in files allocates disk space in steps for one process, else all of it at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.kit.programs import in_fork
 from tests.kit.rings import engine_of
 
 ITEMS = 4000
-ITEM_BYTES = 2**16  # 250 MiB of all items
+ITEM_BYTES = 2**16  # all items take 250 MiB
 STEP = 32 * 2**20
 
 
@@ -34,7 +34,7 @@ def frames(first: int, count: int) -> TensorDict:
 
 
 def taken(path: Path) -> int:
-    """Bytes that the files take on the disk."""
+    """Returns the bytes that the files occupy on disk."""
     found = (os.stat(Path(folder) / name) for folder, _, names in os.walk(path) for name in names)
     return sum(one.st_blocks * 512 for one in found)
 
@@ -146,7 +146,7 @@ def test_a_save_takes_what_it_holds_and_goes_on_in_steps(fast_path: Path) -> Non
     opened = attach(save / "storage", timeout=5.0)
     assert opened[:]["number"].tolist() == [*range(5)]
     opened.close()
-    assert taken(save) - size < 2**20  # attached for reading, it takes no step
+    assert taken(save) - size < 2**20  # a read-only attach allocates no step
     again = attach(save / "storage", timeout=5.0, on_existing="recover")
     assert taken(save) < 2 * STEP
     again.extend(frames(5, 5))

@@ -1,4 +1,4 @@
-"""Staleness: who is drawn, how often, and by which version of the consumer."""
+"""Staleness: which items are drawn, how often, and relative to which version of the consumer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_every_version_has_the_items_that_lie_there_oldest_first(
 
 
 def chance_of_batch(weights: list[float], batch: tuple[int, ...]) -> float:
-    """Of drawing these, one after the other, without one twice."""
+    """Returns the probability of drawing these items one after the other without replacement."""
     chance, left = 1.0, sum(weights)
     for item in batch:
         chance *= weights[item] / left
@@ -94,7 +94,7 @@ def chance_of_batch(weights: list[float], batch: tuple[int, ...]) -> float:
 
 
 def require_frequencies(found: Counter[Any], chances: dict[Any, float]) -> None:
-    """Each within five standard deviations."""
+    """Checks that each frequency is within five standard deviations."""
     total = sum(found.values())
     assert set(found) <= {key for key, chance in chances.items() if chance}
     for key, chance in chances.items():
@@ -131,7 +131,7 @@ def test_what_is_too_stale_is_never_drawn_and_few_fresh_ones_come_again() -> Non
 
 @pytest.mark.full
 def test_the_weight_of_a_batch_that_leaves_little_of_the_heavy_ones_is_exact() -> None:
-    """Most proposals are refused then, and the weights are summed again."""
+    """Most proposals are rejected then, and the weights are summed again."""
     versions = [50] * 20 + [0] * 4
     rb = buffer_of(versions, staleness_weight_fn=lambda s: torch.where(s > 0, 1e-4, 1.0))
     rb.sampler.consumer_version = 50
@@ -180,7 +180,7 @@ def test_the_freshest_come_first_where_that_is_asked_for() -> None:
     rb.sampler.consumer_version = 9
     assert rb.sample(3)["index"].tolist() == [3, 1, 2]
     assert rb.sample(6)["index"].tolist() == [3, 1, 2, 0, 3, 1]
-    rb.extend(versioned([8])[:1])  # over the oldest
+    rb.extend(versioned([8])[:1])  # overwrites the oldest item
     assert rb.sample(4)["index"].tolist() == [3, 1, 0, 2]
 
 
@@ -188,7 +188,7 @@ def test_draws_follow_from_the_seed_and_what_lies_there_alone(tmp_path: Path) ->
     storage = LazyMemmapStorage(16, scratch_dir=tmp_path / "buffer")
     rb = buffer_of(list(range(16)), storage=storage)
     torch.manual_seed(3)
-    for turn in range(5):  # looks in between
+    for turn in range(5):  # samples between the writes
         rb.extend(versioned(np.arange(20 + turn, 24 + turn)))
         rb.sample(2)
     other = StalenessAwareSampler()
@@ -243,7 +243,7 @@ def test_items_of_a_storage_with_lanes_have_versions_of_their_own() -> None:
 
 
 class Foreign:
-    """A storage that is none of ours."""
+    """A storage of another library."""
 
     ndim = 1
 

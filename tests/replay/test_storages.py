@@ -1,4 +1,4 @@
-"""Every storage holds items by index; where the bytes are makes no other difference."""
+"""Every storage holds items by index; the place of the bytes makes no other difference."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_cleanup_removes_our_files_and_no_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("owned", [True, False])
 def test_cleanup_of_a_directory_removed_elsewhere_says_so(tmp_path: Path, owned: bool) -> None:
-    """It said that it had removed it."""
+    """The storage used to report that it had removed the directory."""
     storage = LazyMemmapStorage(10, scratch_dir=tmp_path / "mine", auto_cleanup=owned)
     storage.set(range(2), items(0, 2))
     shutil.rmtree(tmp_path / "mine")

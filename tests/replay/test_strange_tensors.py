@@ -1,7 +1,7 @@
-"""No tensor or array that torch or NumPy can make ends the process: it is taken, or it is refused.
+"""Any tensor or array that torch or NumPy can make is accepted or refused without a crash.
 
-Each kind is given to every public call that takes data, indices or priorities, in a process of its
-own; what is written properly afterwards is there.
+Each kind is passed to every public call that takes data, indices or priorities, in a process of its
+own. Items that are written properly afterwards must be stored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fake() -> torch.Tensor:
 
 
 def seen_by(transform: Callable[..., Any], shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor that a function under a transform of `torch.func` is given."""
+    """Returns the tensor that a function sees under a transform of `torch.func`."""
     found: list[torch.Tensor] = []
 
     def function(tensor: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ def proper() -> TensorDict:
 
 
 def calls(rb: Any, value: Any) -> Iterator[Callable[[], object]]:
-    """Every public call that takes data, indices or priorities, with ``value`` among them."""
+    """Yields every public call that takes data, indices or priorities, with ``value`` in it."""
     ones, index = torch.ones(COUNT), torch.arange(COUNT)
 
     def writes() -> Iterator[Callable[[], object]]:
@@ -134,7 +134,7 @@ def calls(rb: Any, value: Any) -> Iterator[Callable[[], object]]:
         out.set("x", value)
         return rb.sample(COUNT, out=out)
 
-    yield from writes()  # the first write says what an item is
+    yield from writes()  # the first write determines the schema
     yield lambda: rb.extend(proper())
     yield from writes()
     yield lambda: rb[value]
@@ -167,7 +167,7 @@ def give_to_every_call(make: Callable[[Path], Any], value: Any, path: Path) -> N
     try:
         rb.extend(proper())
     except shmbuffer.SchemaMismatchError:
-        return  # the value was taken for the first item
+        return  # the value was accepted as the first item
     assert rb[:]["x"].tolist() == list(range(COUNT))
 
 

@@ -1,4 +1,4 @@
-"""Windows that several learners share: each is given once, also when they are killed."""
+"""Windows for a consumer with several learners: each is delivered once, also if they are killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def learner(path: Path, capacity: int = 64) -> TensorDictReplayBuffer:
 
 
 def firsts(sample: Any) -> list[int]:
-    """The first number of each window; they are consecutive."""
+    """Returns the first number of each window, after checking that its steps are consecutive."""
     number = sample["number"].reshape(-1, STEPS)
     assert (number == number[:, :1] + torch.arange(STEPS)).all()
     found: list[int] = number[:, 0].tolist()
@@ -117,7 +117,7 @@ def test_a_batch_that_writers_cannot_complete_has_the_windows_that_are_there(
 ) -> None:
     with learner(tmp_path, 16) as one, learner(tmp_path, 16) as two:
         one.extend(data_of(plain(16)))
-        # Long enough that it does not end before the other sample, on a busy machine either.
+        # Long enough that the lease outlives the other sample on a busy machine.
         oldest, others = one.sample(STEPS, lease=2.0), two.sample(3 * STEPS, lease=60)
         assert one.ack(others) == (3 * STEPS, 0)
         while not (one.can_sample(2 * STEPS) and two.can_sample(2 * STEPS)):
@@ -154,7 +154,7 @@ def test_what_is_written_during_a_look_comes_in_windows(
 
 
 def test_writers_do_not_wait_for_steps_that_are_in_no_window(tmp_path: Path) -> None:
-    """Episodes of six steps have two at their end that are in none; a third stream stands still."""
+    """The last two steps of an episode of six are outside any window; a third stream is idle."""
     with learner(tmp_path, 32) as rb:
         rb.extend(data_of(plain(3, 1000)), streams=9)
         seen = []
@@ -167,7 +167,7 @@ def test_writers_do_not_wait_for_steps_that_are_in_no_window(tmp_path: Path) -> 
 
 
 def test_writers_do_not_wait_for_the_rest_of_a_window_that_was_given_up(tmp_path: Path) -> None:
-    """A slow stream: when it goes on, the first steps of its window are too old to wait for."""
+    """When a slow stream continues, the first steps of its window are too old to wait for."""
     with learner(tmp_path, 32) as rb:
         for number in range(0, 400, STEPS):
             if number % 24 == 0:
@@ -186,7 +186,7 @@ def test_a_window_that_is_written_over_while_it_is_chosen_is_nobodys(
         take = Windows.take
 
         def slow(self: Windows, count: int) -> Any:
-            """Meanwhile other items come into the slots."""
+            """Lets other items overwrite the slots meanwhile."""
             found = take(self, count)
             monkeypatch.undo()
             two.extend(data_of(plain(2, 1000)), streams=9)
@@ -204,7 +204,7 @@ def _learns(path: Path, capacity: int, number: int, connection: Any) -> None:
         rb.can_sample(STEPS)
         connection.send("attached")
         while True:
-            windows = 3 if rb.can_sample(3 * STEPS) else 1  # those at the end
+            windows = 3 if rb.can_sample(3 * STEPS) else 1  # the windows at the end
             batch = rb.sample(windows * STEPS, lease=math.inf)
             tickets = batch["index_generation"].reshape(-1, STEPS).tolist()
             os.write(log, json.dumps(["seen", tickets]).encode() + b"\n")
@@ -220,7 +220,7 @@ def test_three_learners_that_are_killed_share_each_window_once(tmp_path: Path) -
     with learner(path, capacity) as rb:
         rb.extend(steps(0, 0, 20, 20))
         written = 20
-        assert rb.can_sample(STEPS)  # makes the consumer, which nothing goes past from here on
+        assert rb.can_sample(STEPS)  # creates the consumer, which sees all items from here on
         with collectors(_learns, path, capacity, 3) as running:
             assert all(connection.poll(50) for _, connection in running)
             deaths = 0

@@ -1,4 +1,4 @@
-"""Windows of what is written, each once, with several writers, also in a reopened buffer."""
+"""Each window of written steps is drawn once, with several writers and in a reopened buffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 4
 
 
 def data_of(items: list[Step], *, load: int = 0) -> TensorDict:
-    """Items as a batch."""
+    """Makes a batch of these items."""
 
     def column(name: str, dtype: torch.dtype = torch.bool) -> torch.Tensor:
         return torch.tensor([getattr(item, name) for item in items], dtype=dtype)
@@ -44,13 +44,13 @@ def data_of(items: list[Step], *, load: int = 0) -> TensorDict:
 
 
 def windows_of(rb: TensorDictReplayBuffer, count: int) -> list[list[int]]:
-    """What a draw of so many slices gives, as numbers."""
+    """Draws ``count`` slices; returns the numbers of their steps."""
     found: list[list[int]] = rb.sample(count * STEPS)["number"].reshape(-1, STEPS).tolist()
     return found
 
 
 def drawn(rb: TensorDictReplayBuffer, count: int) -> list[list[int]]:
-    """The same; nothing where there is no trajectory of that length."""
+    """Draws slices like `windows_of`; returns an empty list if no trajectory is long enough."""
     try:
         return windows_of(rb, count)
     except RuntimeError as error:
@@ -60,7 +60,7 @@ def drawn(rb: TensorDictReplayBuffer, count: int) -> list[list[int]]:
 
 
 def plain(count: int, first: int = 0, *, every: int = 0, source: int = 0) -> list[Step]:
-    """Steps of one source; one in ``every`` ends an episode."""
+    """Makes steps of one source; one in ``every`` ends an episode."""
     numbers = range(first, first + count)
     return [Step(n, (source, 0), bool(every) and n % every == every - 1) for n in numbers]
 
@@ -71,7 +71,7 @@ def buffer(capacity: int = 64, **options: Any) -> TensorDictReplayBuffer:
 
 
 class History:
-    """Several handles with several streams each write in turn, and an oracle beside."""
+    """Several handles that write several streams each in turn, and an oracle."""
 
     def __init__(self, path: Path, seed: int, *, records: bool) -> None:
         self.random = random.Random(seed)
@@ -107,7 +107,7 @@ class History:
         self.oracle.write(items)
 
     def require_same(self, rb: TensorDictReplayBuffer, count: int) -> None:
-        """The windows of the next draw are those of the oracle."""
+        """Checks that the next draw returns the windows of the oracle."""
         expected = self.oracle.take(count)
         found = drawn(rb, count)
         if not found:
@@ -222,7 +222,7 @@ def test_windows_that_are_written_over_are_left_out_and_counted() -> None:
 
 
 def overtaken(call: Any, rb: TensorDictReplayBuffer, each: int, calls: list[int]) -> Any:
-    """A call behind which somebody writes."""
+    """Runs a call and then lets a writer overwrite items."""
 
     def behind(*arguments: Any) -> Any:
         found = call(*arguments)
@@ -239,7 +239,7 @@ def overtaken(call: Any, rb: TensorDictReplayBuffer, each: int, calls: list[int]
 def test_a_writer_that_is_always_faster_makes_windows_lost_and_no_draw_fail(
     tmp_path: Path, when: str, records: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that were never drawn are the ones that it writes over next."""
+    """The writer overwrites next the windows that were never drawn."""
     capacity, storage = 256, LazyTensorStorage(256)
     if records:
         storage = LazyStackStorage(capacity, max_bytes=2**16, scratch_dir=tmp_path / "ring")

@@ -1,4 +1,4 @@
-"""Streams: which environment of its collector an item is from, given with the write."""
+"""Streams: an item's environment within its collector, which is passed with the write."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ END = ("next", "done")
 
 
 def held(size: int) -> TensorStorage:
-    """Over tensors of ours, without an item."""
+    """Makes a storage over existing tensors, without items."""
     storage = TensorStorage(rows(0, size).clone())
     storage.forget(keep_write_count=False)
     return storage
 
 
-#: Every kind of storage, by what moves its items.
+#: Makes a storage of each kind, by the name of its copy method.
 KINDS: dict[str, Callable[[int, Path], Any]] = {
     "native rows": lambda size, path: LazyTensorStorage(size),
     "native rows in a directory": lambda size, path: LazyMemmapStorage(
@@ -73,7 +73,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], Any]
 
 
 def rows(step: int, streams: int = STREAMS) -> TensorDict:
-    """One step of each stream."""
+    """Makes one step of each stream."""
     done = torch.zeros(streams, 1, dtype=torch.bool)
     return TensorDict(
         {
@@ -93,14 +93,14 @@ def buffer(storage: Storage, slice_len: int = 4, **options: Any) -> TensorDictRe
 
 
 def streams_in(rb: ReplayBuffer) -> list[int]:
-    """Of each slot that holds an item."""
+    """Returns the stream of each slot that holds an item."""
     ring: Any = ring_of(rb)
     found: list[int] = layout.stream_of(ring.live.sources[ring.live.holds()]).tolist()
     return found
 
 
 def require_whole_slices(sample: Any, slice_len: int = 4) -> None:
-    """Each slice is of one stream, step after step."""
+    """Checks that each slice has consecutive steps of one stream."""
     env, step = (sample[key].reshape(-1, slice_len) for key in ("env", "step"))
     assert (env == env[:, :1]).all()
     assert (step == step[:, :1] + torch.arange(slice_len)).all()
@@ -128,7 +128,7 @@ def test_without_streams_the_items_are_one_sequence(kind: Callable[[int], Any]) 
 
 
 def steps_of_environments(envs: int, count: int, next_obs: bool = False) -> list[TensorDict]:
-    """Steps of a vector environment, a row each; about one episode in eight ends at a step."""
+    """Makes steps of a vector environment, one row each; a step ends an episode with p = 1/8."""
     random = torch.Generator().manual_seed(0)
     obs, found = torch.rand(envs, 3, generator=random), []
     for _ in range(count):
@@ -150,7 +150,7 @@ def test_rows_of_a_vector_environment_without_streams_are_warned_of_once(
 ) -> None:
     storage = kind(1_000)
     steps = steps_of_environments(8, 40, next_obs)
-    if isinstance(storage, TensorStorage) and storage.initialized:  # over tensors of ours
+    if isinstance(storage, TensorStorage) and storage.initialized:  # over existing tensors
         storage = TensorStorage(torch.cat(steps).clone())
         storage.forget(keep_write_count=False)
     with TensorDictReplayBuffer(
@@ -208,7 +208,7 @@ def test_a_warning_of_mixed_rows_waits_until_the_items_show_it() -> None:
     )
     steps = steps_of_environments(100, 8)
     rb.extend(steps[0])
-    rb.sample()  # one row of each environment
+    rb.sample()  # one row for each environment
     for step in steps[1:]:
         rb.extend(step)
     with pytest.warns(UserWarning, match="100 places later"):
@@ -265,7 +265,7 @@ def test_a_stream_goes_on_around_the_end_of_the_ring(kind: Callable[[int], Any])
 def test_streams_are_any_integers(given: Any) -> None:
     rb = buffer(LazyTensorStorage(10))
     rb.extend(rows(0), streams=given)
-    rb.extend(rows(1), streams=given)  # by the fast way
+    rb.extend(rows(1), streams=given)  # over the fast path
     assert streams_in(rb) == [0, 1, 2] * 2
 
 
@@ -282,7 +282,8 @@ def test_streams_of_more_items_than_the_ring_holds_are_those_of_the_last() -> No
     rb = buffer(LazyTensorStorage(4))
     rb.extend(rows(0, 10), streams=range(10))
     assert streams_in(rb) == [8, 9, 6, 7]
-    rb.extend(rows(0, 300), streams=range(300))  # by the fast way, beyond what lies on its stack
+    # over the fast path, with more streams than fit on its stack
+    rb.extend(rows(0, 300), streams=range(300))
     assert sorted(streams_in(rb)) == [296, 297, 298, 299]
     rb.extend(rows(0, 300), streams=3)
     assert streams_in(rb) == [3] * 4
@@ -394,7 +395,7 @@ def test_a_wrong_dimension_of_streams_is_refused(
 def test_lanes_are_streams_already() -> None:
     rb = buffer(LazyTensorStorage(60, ndim=2))
     lanes = torch.stack([rows(step) for step in range(3)], 1)
-    for _ in range(2):  # before and after there is a ring
+    for _ in range(2):  # before and after the ring exists
         with pytest.raises(ValueError, match="ndim=2 each lane of a slot is already a separate"):
             rb.extend(lanes, streams=range(3))
         with pytest.raises(ValueError, match="stream_dim=0 is not supported by a storage with"):
@@ -419,7 +420,7 @@ def buffer_slices(rb: TensorDictReplayBuffer, slice_len: int) -> TensorDict:
 
 
 class Own(Storage):
-    """A storage of the user's."""
+    """A user's storage."""
 
     def __init__(self) -> None:
         super().__init__(10)
@@ -454,7 +455,7 @@ def test_what_is_changed_where_it_is_keeps_its_stream(kind: Callable[[int], Any]
     rb[1] = rows(7)[2]
     rb[0:2] = rows(8)[:2]
     assert streams_in(rb) == [4, 5, 6]
-    rb.storage.set(2, rows(9)[0])  # another item in its place
+    rb.storage.set(2, rows(9)[0])  # replaces the item
     assert streams_in(rb) == [4, 5, 0]
     rb.empty()
     rb.extend(rows(0))
@@ -463,7 +464,7 @@ def test_what_is_changed_where_it_is_keeps_its_stream(kind: Callable[[int], Any]
 
 def filled(kind: Callable[[int], Any]) -> TensorDictReplayBuffer:
     rb = buffer(kind(20))
-    for step in range(10):  # around the end
+    for step in range(10):  # past the end of the ring
         rb.extend(rows(step), streams=[2, 0, 5])
     return rb
 
@@ -515,7 +516,7 @@ def test_a_save_in_a_directory_of_its_own_keeps_the_streams(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("checkpointer", [FlatStorageCheckpointer, NestedStorageCheckpointer])
 def test_episodes_keep_the_streams(checkpointer: Any, tmp_path: Path) -> None:
-    """Each item of another stream cuts, so nothing is saved once that differs."""
+    """A change of the stream splits an episode, so that different observations are not merged."""
 
     def episode(step: int) -> TensorDict:
         data = rows(step)
@@ -540,7 +541,7 @@ def test_episodes_keep_the_streams(checkpointer: Any, tmp_path: Path) -> None:
 
 def test_a_list_that_grows_keeps_the_streams_of_its_items() -> None:
     rb = buffer(ListStorage())
-    steps = 1200  # beyond the first ring of the list
+    steps = 1200  # more than the first ring of the list
     for first in range(0, steps, 100):
         rb.extend(
             [rows(step)[env] for step in range(first, first + 100) for env in range(STREAMS)],
@@ -555,7 +556,7 @@ def test_an_id_that_is_changed_where_it_is_ends_a_trajectory_of_its_stream() -> 
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(60), sampler=sampler, batch_size=90)
     for step in range(STEPS):
         rb.extend(rows(step).set("traj", torch.arange(STREAMS)), streams=range(STREAMS))
-    for _ in range(2):  # found, and found again
+    for _ in range(2):  # once new, once from the cache
         sample = rb.sample()
         require_whole_slices(sample, 3)
     assert set(sample["step"].tolist()) == set(range(STEPS))

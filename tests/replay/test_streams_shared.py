@@ -1,4 +1,4 @@
-"""Streams of several collectors that write in turn, and die."""
+"""Streams of several collectors that take turns and die."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CAPACITY, LENGTH = 150, 3
 
 
 class Written:
-    """What collectors were told to write, in the order in which they did."""
+    """The steps that collectors were told to write, in the order in which they wrote them."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[tuple[int, int], int, bool] | None] = []
         self._steps: dict[int, int] = {}
 
     def steps(self, source: int, count: int) -> None:
-        """So many steps of all environments of a collector."""
+        """Makes ``count`` steps of all environments of a collector."""
         for step in range(self._steps.get(source, 0), self._steps.get(source, 0) + count):
             data = rows_of_streams(source, step, source + 2)
             numbers, done = data["number"].tolist(), data["next", "done"].flatten().tolist()
@@ -41,7 +41,7 @@ class Written:
             self._steps[source] = step + 1
 
     def slices(self) -> set[Slice]:
-        """Every slice of the trajectories of each stream, of what is still there."""
+        """Returns every slice of the trajectories that are still stored, by stream."""
         found: set[Slice] = set()
         open_: dict[tuple[int, int], list[int]] = {}
         for row in self.rows[-CAPACITY:]:
@@ -102,7 +102,7 @@ def test_slices_of_three_collectors_are_exactly_those_of_each_of_their_streams(
                     write(source, 1 + turn % 2)
             assert drawn(rb, 12) == written.slices()
             running[1] = start(slice_programs.in_streams, path, CAPACITY, 5)
-            written.steps(5, 4)  # another life, whose streams have the same numbers
+            written.steps(5, 4)  # a new life, whose streams have the same numbers
             tell(running[1], 4)
             write(0, 2)
             assert drawn(rb, 20) == written.slices()

@@ -1,4 +1,4 @@
-"""Whatever form the data have, they come back in it."""
+"""Data of any form come back in the same form."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_tensorclass_that_is_not_known_here_comes_back_as_a_tensordict(make: A
 @pytest.mark.parametrize("make", [dict, TensorDict, TensorDictReplayBuffer])
 @pytest.mark.parametrize("shared", [False, True])
 def test_entries_stay_in_the_order_of_the_first_write(make: Any, shared: bool) -> None:
-    """Every handle has them in that order, also one whose own writes have another one."""
+    """Every handle returns entries in that order, even if its own writes have another one."""
     cls, kind = (make, dict) if make is TensorDictReplayBuffer else (ReplayBuffer, make)
     with cls(storage=LazyMemmapStorage(8, shared_init=shared), batch_size=2) as rb:
         rb.extend(_of(kind, "z", "a", "m"))
@@ -107,7 +107,7 @@ def test_entries_stay_in_the_order_of_the_first_write(make: Any, shared: bool) -
 
 
 def uneven(n: int, width: int = 3) -> TensorDictBase:
-    """``[n, 2]``: two TensorDicts side by side, one of them wider."""
+    """Makes ``[n, 2]``: two TensorDicts side by side, one of them wider."""
     parts = [
         TensorDict({"a": torch.rand(n, 4, 8), "b": torch.arange(n)}, [n]),
         TensorDict({"a": torch.rand(n, width, 8), "b": torch.arange(n)}, [n]),
@@ -121,7 +121,7 @@ def same(one: TensorDictBase, other: TensorDictBase) -> bool:
 
 
 def test_a_stack_of_uneven_tensordicts_within_an_item_comes_back(make: Any, tmp_path: Path) -> None:
-    """As of agents whose observations differ."""
+    """Agents with observations of different shapes produce such data."""
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.7, beta=0.5, storage=make(6), batch_size=4)
     data = uneven(5)
     rb.extend(data)
@@ -320,7 +320,7 @@ def test_numbers_are_items_too(make: Any) -> None:
 def test_rows_of_the_buffer_can_be_written_to_other_rows(make_private: Any) -> None:
     rb = rb_of(make_private, 6)
     rb.extend(torch.arange(6))
-    rb.extend(rb[1:4])  # written to 0, 1, 2: over what is being read
+    rb.extend(rb[1:4])  # written to 0, 1, 2, which are being read
     assert rb[:].tolist() == [1, 2, 3, 3, 4, 5]
     rb.extend(rb[0:3])  # to 3, 4, 5
     assert rb[:].tolist() == [1, 2, 3, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Episode data in a compact form and back: every observation once, every item as it was."""
+"""Compact episode data: every observation is stored once, and every item is restored."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lists(tensor: torch.Tensor) -> list[Any]:
 
 
 def steps(*rows: tuple[float, float, bool]) -> TensorDict:
-    """Items from (observation, the one after it, whether the episode is over)."""
+    """Makes items from (observation, next observation, whether the episode is over)."""
     here, there, done = zip(*rows, strict=True)
     return TensorDict(
         {
@@ -94,7 +94,7 @@ def test_an_open_trajectory_at_the_end_keeps_its_last_observation() -> None:
 
 
 def test_a_full_ring_is_put_in_the_order_of_time() -> None:
-    # Slot 2 is the oldest; the episode of slots 3, 4, 0, 1 goes round.
+    # Slot 2 is the oldest; the episode in slots 3, 4, 0, 1 wraps around.
     data = steps((12, 13, False), (13, 14, False), (1, 2, True), (10, 11, False), (11, 12, False))
     flat = save(TED2Flat(), data, shift=2, is_full=True)
     assert flat["action"].tolist() == [20, 30, 40, 0, 10]
@@ -104,7 +104,7 @@ def test_a_full_ring_is_put_in_the_order_of_time() -> None:
 
 
 def test_a_trajectory_ends_at_the_item_that_was_written_last() -> None:
-    # Slot 1 is the newest and its episode goes on; slot 2 is the oldest, of the same episode.
+    # Slot 1 is the newest and its episode continues; slot 2 is the oldest, of the same episode.
     data = steps((8, 9, False), (9, 10, False), (5, 6, False), (6, 7, False), (7, 8, False))
     flat = save(TED2Flat(), data, shift=2, is_full=True)
     assert flat["observation"].tolist() == [5, 6, 7, 8, 9, 10]
@@ -181,7 +181,7 @@ def test_the_rows_of_a_lane_follow_each_other() -> None:
 def test_items_that_do_not_continue_each_other_keep_both_observations(
     form: str, tmp_path: Path
 ) -> None:
-    # Two collectors write by turns: no flag says that slot 1 does not go on from slot 0.
+    # Two collectors take turns: no flag marks that slot 1 does not continue slot 0.
     data = steps((0, 1, False), (50, 51, False), (51, 52, True), (1, 2, False))
     if form == "flat":
         saved = TED2Flat()(data)
@@ -268,11 +268,11 @@ def test_objects_that_are_no_tensors_stay_with_their_items(
 def test_any_dtype_comes_back_bit_for_bit(dtype: torch.dtype) -> None:
     data = stream(20, seed=6)
     values = torch.randn(21, 3).to(dtype)
-    data["a"] = values[:-1]  # in front of the others
+    data["a"] = values[:-1]  # before the other entries
     data["next", "a"] = values[1:]
     data = data.select("a", *data.keys())
     same(Flat2TED()(TED2Flat()(data)), data)
-    if not dtype.is_complex:  # tensordict maps them into memory since 0.15 only
+    if not dtype.is_complex:  # tensordict maps complex tensors since 0.15 only
         same(Nested2TED()(TED2Nested()(data)), data)
 
 
@@ -425,7 +425,7 @@ def test_more_than_ten_trajectories_keep_their_order(tmp_path: Path) -> None:
 def test_combining_gives_the_nested_form_again() -> None:
     nested = TED2Nested()(two_episodes())
     split = H5Split()(nested)
-    split["traj_²"] = split["traj_0"]  # an entry of the user's: it has no number
+    split["traj_²"] = split["traj_0"]  # a user's entry without a number
     combined = H5Combine()(split)
     assert combined.batch_size == (2,)
     assert lists(combined["observation"]) == lists(nested["observation"])

@@ -1,7 +1,7 @@
-"""What the caller has set for a thread of torch changes nothing: a device, a dtype, a mode.
+"""The caller's settings of torch, such as a default device, dtype or mode, have no effect.
 
-Each test uses a buffer inside a mode of the caller, then outside it: what is made inside may be
-kept, and has to work outside.
+Each test uses a buffer inside a mode and then outside it. Objects that are made inside and kept
+have to work outside.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ every_case = pytest.mark.parametrize("maker", CASES, indirect=True, ids=str)
 
 
 def use(rb: Any, maker: Maker, data: Any, path: Path) -> list[Any]:
-    """Writes, reads, samples, updates, saves; returns what was read."""
+    """Writes, reads, samples, updates and saves; returns what was read."""
     rb.extend(data)
     rb.add(data[0])
     found = [rb.sample(4), rb.sample(6), rb[:], rb[2:5]]

@@ -1,4 +1,4 @@
-"""Functions of TorchRL's that need no buffer."""
+"""Functions of TorchRL that need no buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shmbuffer import (
 
 
 def pieces(last: torch.Tensor, cursor: int | None, *, circle: bool) -> list[tuple[Any, ...]]:
-    """Column by column, step by step: (column, first step, last step, length)."""
+    """Returns (column, first step, last step, length) column by column, step by step."""
     found = []
     flat = last.reshape(len(last), -1)
     for column in range(flat.shape[1]):
@@ -60,7 +60,7 @@ def test_trajectories_are_those_found_step_by_step(
 
 
 def pieces_of(last: torch.Tensor, cursor: int | None, circle: bool) -> list[tuple[Any, ...]]:
-    """`pieces`; of rows that are no circle the first trajectory begins at row 0."""
+    """Returns the `pieces`; without wraparound, the first trajectory begins at row 0."""
     found = pieces(last, cursor, circle=circle)
     if circle:
         return found

@@ -1,4 +1,4 @@
-"""Units on a buffer that others write: read as one piece, also when any process is killed."""
+"""Units are read consistently while other processes write, also if any process is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def steps(first: int, count: int, reward: float = 1.0) -> TensorDict:
 
 
 class Overtaken(RandomSampler):
-    """Somebody writes over all that is there, between its first draws and the look at them."""
+    """A sampler with which all items are overwritten between its first draws and the read."""
 
     def __init__(self, others: Any) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_what_is_written_over_before_it_is_read_is_drawn_again(
 def test_a_reward_that_is_written_over_while_it_is_copied_is_not_summed(
     directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies between the first and the last step, which stay where they are."""
+    """The step lies between the first and the last step, which stay where they are."""
 
     class Second(RandomSampler):
         def sample(self, storage: Any, batch_size: int) -> Any:
@@ -131,7 +131,7 @@ def test_a_reward_that_is_written_over_while_it_is_copied_is_not_summed(
     monkeypatch.setattr(RowEntries, "take", overtaken)
     sample = rb.sample()
     assert not writes
-    # What is there now is of another collector: the next ones of this one are the steps 3 and 4.
+    # The slots now hold steps of another collector; this collector's next steps are 3 and 4.
     assert set(sample["next", "reward"].tolist()) == {3.0}
     assert set(sample["next", "number"].tolist()) == {5}
 
@@ -191,15 +191,15 @@ def test_windows_stay_whole_while_collectors_and_learners_are_killed(
                     sample = rb.sample()
                     learn(rb, unit, sample)
                     lives.update(sample["life"].tolist())
-                kill(writing[turn % 2])  # wherever it is
-                kill(learning[0])  # it has not ended by itself, of what it saw
+                kill(writing[turn % 2])  # at any point
+                kill(learning[0])  # it has not stopped because of an error
                 learn(rb, unit, rb.sample())
                 writing[turn % 2] = begun(unit_programs.collector, 2 + turn)
                 learning[0] = begun(unit_programs.learning, which + turn)
             assert lives >= {0, 1, 2}
         for one in (*writing, *learning):
             kill(one)
-    with opened(path, CAPACITY, unit) as rb:  # nobody is alive: recovered
+    with opened(path, CAPACITY, unit) as rb:  # no client is alive: recovered
         assert engine_of(rb).report.reason == "no client alive"
         ring = ring_of(rb)
         rb.update_priority(np.arange(ring.elements)[ring.live.holds(slice(CAPACITY))], 1.0)

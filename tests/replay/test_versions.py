@@ -1,4 +1,4 @@
-"""Patches that count only where they are newer: of any storage, of duplicates, under kills."""
+"""Patches apply only if they are newer: in any storage, with duplicates, and under kills."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_item_with_a_newer_version_is_left_alone(
     with TensorDictReplayBuffer(storage=storage) as rb:
         index = rb.extend(data(*shape))
         generation = rb.storage.tickets(index)
-        generation[5] -= 6  # of the item before
+        generation[5] -= 6  # of the earlier item
         result = rb.update_if_present(
             index=index,
             generation=generation,
@@ -78,7 +78,7 @@ def test_an_item_with_a_newer_version_is_left_alone(
         assert result.version_rejected_count == 2 + newer
         assert result.stale_count == 1
         assert seen(rb) == ([1, 2, 0 if newer else 3, 0, 0, 0], [2, 2, 2, 3, 4, 5])
-        # What was rejected is the item that it was, and can be changed yet.
+        # A rejected item is unchanged and can still be changed.
         again = rb.update_if_present(
             index=index[3:5],
             generation=generation[3:5],
@@ -95,7 +95,7 @@ def test_of_an_item_that_is_named_twice_the_highest_version_counts(storage: Any)
         index = rb.extend(data())
         at = torch.tensor([0, 3, 0, 3, 0, 3])
         generation = rb.storage.tickets(index)[at]
-        generation[4] -= 6  # a stale handle on the same place
+        generation[4] -= 6  # a stale generation of the same slot
         result = rb.update_if_present(
             index=index[at],
             generation=generation,
@@ -173,7 +173,7 @@ def test_an_ensemble_compares_each_item_in_its_buffer() -> None:
                 expected = [3 + at if v in changed else v for v in range(6)]
                 assert one[:]["deep", "v"].tolist() == expected
         else:
-            assert not result.updated.any()  # what was changed is stale, what was not is newer
+            assert not result.updated.any()  # the changed items are stale, the others are not newer
 
 
 def test_what_cannot_be_compared_is_refused_before_anything_changes(storage: Any) -> None:
@@ -226,11 +226,11 @@ def test_versions_only_grow_while_changers_and_writers_are_killed(tmp_path: Path
     newest = torch.full((capacity,), -(2**40))
 
     def look(rb: TensorDictReplayBuffer, *, stay: bool) -> None:
-        """Every item is whole; those that nobody writes over have the highest version so far."""
+        """Checks that items are consistent; with ``stay``, each has at least its newest version."""
         for _ in range(20):
             sample = rb.sample(32)
             latent, version, index = sample["latent"], sample["version"], sample["index"]
-            assert (latent == latent[:, :1]).all()  # the patch and its version are one write
+            assert (latent == latent[:, :1]).all()  # the patch and its version are written together
             life = latent[:, 0] - version * 1000
             assert ((life >= 0) & (life < 1000)).all()
             if stay:
@@ -247,7 +247,7 @@ def test_versions_only_grow_while_changers_and_writers_are_killed(tmp_path: Path
                 assert one[1].poll(50)
             look(rb, stay=False)
             kill(writing[0])
-            # They come to every item; one that was being written over is gone.
+            # Patches reach every item; one that was being overwritten is gone.
             while (newest > 0).sum() < len(rb):
                 look(rb, stay=True)
             kill(changing[0])

@@ -1,4 +1,4 @@
-"""A sample for a consumer waits by one rule, whichever sampler chooses what it is given."""
+"""A sample for a consumer waits by one rule, whichever sampler chooses the items."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.crash.harness import ended, fork
 from tests.kit.rings import engine_of
 
 SIZE, CAPACITY = 4, 32
-"""Items of a group, and of a window."""
+"""The number of items in a group, and in a window."""
 SAMPLERS: dict[str, Callable[[], Any]] = {
     "consuming": lambda: ConsumingSampler(consumer="learners"),
     "groups": lambda: PromptGroupSampler(group_size=SIZE, consumer="learners"),
@@ -69,7 +69,7 @@ def learner(
 
 
 def units(first: int, count: int) -> TensorDict:
-    """So many groups, each of which is a window, too."""
+    """Makes ``count`` groups, each of which is also a window."""
     number = torch.arange(first * SIZE, (first + count) * SIZE)
     items = {"number": number, "query": number // SIZE}
     items["policy_version"] = torch.zeros_like(number)
@@ -78,7 +78,7 @@ def units(first: int, count: int) -> TensorDict:
 
 
 def require_waiting(rb: Any) -> None:
-    """A sample of this handle waits, or will before long."""
+    """Waits until a sample of this handle waits."""
     seat = engine_of(rb).seat
     end = time.monotonic() + 50
     while not int(seat.control.entries["waits_for"][seat.entry]) & Side.INSERTS:
@@ -87,7 +87,7 @@ def require_waiting(rb: Any) -> None:
 
 
 def require_quiet(rb: Any) -> None:
-    """Nobody waits, and nothing is held."""
+    """Checks that no client waits and that the consumer holds no item."""
     control = engine_of(rb).seat.control
     assert not control.entries["waits_for"].any()
     assert int(control.runtime["limited"][0]) == 0
@@ -97,7 +97,7 @@ def require_quiet(rb: Any) -> None:
 
 @contextmanager
 def once_waiting(rb: Any, deed: Callable[[], Any]) -> Iterator[None]:
-    """Does it while a sample of this handle waits."""
+    """Runs ``deed`` while a sample of this handle waits."""
 
     def behind() -> None:
         require_waiting(rb)
@@ -251,11 +251,11 @@ def test_a_loaded_buffer_gives_its_consumer_what_the_save_had_left(
 
 
 def taken_by_a_killed_learner(path: Path, kind: str, count: int) -> list[int]:
-    """The numbers of items that a learner held under an endless lease when it was killed."""
+    """Returns the numbers of the items that a killed learner held under an endless lease."""
     hear, tell = os.pipe()
 
     def holds() -> None:
-        torch.manual_seed(1)  # not as this process: samplers would warn of equal draws
+        torch.manual_seed(1)  # a seed of its own, because samplers warn about equal draws
         rb = learner(path, kind, count)
         batch = rb.sample(lease=math.inf)
         os.write(tell, bytes(batch["number"].tolist()))

@@ -1,4 +1,4 @@
-"""Windows are given once and are what lies there, whatever happens to the ring and its writers."""
+"""Windows are delivered once and match the ring, whatever happens to the ring and its writers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.replay.workers import collectors, kill, start
 from tests.selection import seeds
 
 STEPS = 3
-MOST_LEFT = 2 * (STEPS - 1)  # of a window that was lost, and of one that is not complete
+MOST_LEFT = 2 * (STEPS - 1)  # steps of a lost window and of an incomplete one
 
 
 class Taken:
-    """What was given, by ticket and lane: no item twice."""
+    """Items that were delivered, by ticket and lane; no item may come twice."""
 
     def __init__(self, ring: Any, steps: int = STEPS) -> None:
         self.ring, self.steps = ring, steps
         self.items: set[tuple[int, int]] = set()
 
     def take(self, windows: Windows, table: Any, count: int) -> int:
-        """Take up to so many windows."""
+        """Takes up to ``count`` windows."""
         rows = table.rows_of(windows.take(count))
         if not len(rows):
             return 0
@@ -51,7 +51,7 @@ class Taken:
         return len(rows)
 
     def left(self, trajectory: list[int]) -> int:
-        """How many of its items come after the last one that was given."""
+        """Returns the number of items after the last one that was delivered."""
         found = np.array(trajectory)
         tickets = slots.tickets(self.ring.live.words[found // self.ring.width])
         lanes = (found % self.ring.width).tolist()
@@ -78,7 +78,7 @@ def test_no_item_comes_twice_and_no_window_is_left_whatever_happens(
         if not happened.ring.length or happened.random.random() < 0.3:
             continue
         if happened.random.random() < 0.03:
-            one.forget()  # the table is made again; what was given stays given
+            one.forget()  # rebuilds the table; delivered items stay delivered
         table = found_by(one, happened.handles[0].storage).table
         count += taken.take(windows, table, happened.random.choice([0, 1, 5]))
         if not any(happened.open):
@@ -90,7 +90,7 @@ def test_no_item_comes_twice_and_no_window_is_left_whatever_happens(
 
 @pytest.mark.parametrize("how", ["commit", "abort"])
 def test_no_step_is_passed_over_that_is_being_written(tmp_path: Path, how: str) -> None:
-    """Another writer's slot lies between the steps of a stream, until it is done."""
+    """The slot of another writer lies between the steps of a stream until its write ends."""
     windows = Windows(STEPS)
     one = boundaries(("number",), ("source",), end_key=END, windows=windows)
     with opened(tmp_path / "buffer", 40) as rb, opened(tmp_path / "buffer", 40) as other:
@@ -104,7 +104,7 @@ def test_no_step_is_passed_over_that_is_being_written(tmp_path: Path, how: str) 
         table = one.find(rb.storage).table
         rows = table.rows_of(windows.take(5))
         found = table.elements_of((rows[:, None] + np.arange(STEPS)).ravel()).tolist()
-        # The slot of the other: 2. Where it was given back a step may be missing there.
+        # The other writer's slot is 2. If the slot was released, the stream may have a gap there.
         assert found == ([0, 1, 3, 4, 5, 6] if how == "commit" else [3, 4, 5])
 
 
@@ -139,7 +139,7 @@ def test_windows_are_right_when_a_writer_dies_at_any_step(
             victim[1].send("go")
             victim[0].join(50)
             taken.take(windows, one.find(rb.storage).table, 1)
-            rb.sample(4)  # repaired, where the mutex was held
+            rb.sample(4)  # repairs the ring if the mutex was held
             engine_of(rb).seat.reap_dead()
             for turn in range(3):
                 table = one.find(rb.storage).table
@@ -161,7 +161,7 @@ def _numbers(sample: Any, length: int) -> list[tuple[int, ...]]:
 @pytest.mark.full
 @pytest.mark.slow
 def test_three_collectors_that_are_killed_lose_no_window_and_repeat_none(tmp_path: Path) -> None:
-    """Each window that lies there at the end has come once, in turn of its collector."""
+    """Each window in the ring at the end was delivered once, in the order of its collector."""
     path, capacity, length = tmp_path / "buffer", 40_000, 4
     sampler = StreamingSliceSampler(slice_len=length)
     with opened(path, capacity) as rb:
@@ -204,7 +204,7 @@ def test_three_collectors_that_are_killed_lose_no_window_and_repeat_none(tmp_pat
 def _windows(
     reader: TensorDictReplayBuffer, sampler: StreamingSliceSampler, count: int, length: int
 ) -> list[tuple[int, ...]]:
-    """Those of a batch that are no slices at random."""
+    """Returns the windows of a batch, without the slices that were drawn at random."""
     before = sampler._windows.position
     sample = _numbers(reader.sample(count * length), length)
     after = sampler._windows.position

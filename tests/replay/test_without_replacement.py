@@ -1,4 +1,4 @@
-"""Each item once a pass: how a pass goes, ends and goes on, and what is written in the middle."""
+"""Each item once in a pass: the course of a pass, its end and resumption, and concurrent writes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.product(few=4)
 
 
 def buffer(storage: Any, batch_size: int = 3, *, items: int = 10, **options: Any) -> ReplayBuffer:
-    """A buffer with the items 0, 1, 2, ... in it."""
+    """Makes a buffer with the items 0, 1, 2, ..."""
     sampler = SamplerWithoutReplacement(**options)
     rb = ReplayBuffer(storage=storage, sampler=sampler, batch_size=batch_size)
     rb.extend(torch.arange(items))
@@ -71,7 +71,7 @@ def test_with_drop_last_the_short_batch_is_left_out(make: Any) -> None:
         assert [len(batch) for batch in found] == [3, 3, 3]
         assert len(set(flat(found))) == 9
         left_out |= set(range(10)) - set(flat(found))
-    assert len(left_out) > 3  # not the same one every time
+    assert len(left_out) > 3  # not the same item each time
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -189,7 +189,7 @@ def test_drop_last_needs_a_buffer_that_knows_its_batch_size() -> None:
 def test_without_shuffling_the_order_is_that_of_the_storage(make: Any) -> None:
     rb = buffer(make(10), shuffle=False)
     assert batches(rb) == batches(rb) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
-    rb.extend(torch.arange(10, 12))  # over the oldest
+    rb.extend(torch.arange(10, 12))  # overwrites the oldest items
     assert batches(rb) == [[10, 11, 2], [3, 4, 5], [6, 7, 8], [9]]
 
 
@@ -259,7 +259,7 @@ def test_items_written_between_two_passes_are_part_of_the_next(make: Any) -> Non
 def test_a_place_that_is_written_over_is_drawn_once_with_what_it_holds_then(make: Any) -> None:
     rb = buffer(make(10), shuffle=False)
     assert rb.sample().tolist() == [0, 1, 2]
-    rb.extend(torch.arange(10, 15))  # places 0 to 4: three of them are behind us
+    rb.extend(torch.arange(10, 15))  # slots 0 to 4, three of which were already drawn
     assert batches(rb) == [[13, 14, 5], [6, 7, 8], [9]]
     assert batches(rb) == [[10, 11, 12], [13, 14, 5], [6, 7, 8], [9]]
 
@@ -329,7 +329,7 @@ def test_a_pass_has_each_place_at_most_once_while_others_write_over_everything(
     rb = buffer(directory(items), batch_size, items=items)
     other, done = ReplayBuffer(storage=directory(items)), threading.Event()
     count = max(5, items // 100)
-    # Without a limit, a writer that the system prefers may write over every choice of one sample.
+    # Without a limit, a writer may overwrite every choice of one sample.
     allowed = threading.Semaphore(3)
 
     def write() -> None:
@@ -346,7 +346,8 @@ def test_a_pass_has_each_place_at_most_once_while_others_write_over_everything(
             while True:
                 data, info = rb.sample(return_info=True)
                 allowed.release(3)
-                assert (data % items == info["index"]).all()  # an item lies where its number says
+                # each item is in the slot that its number gives
+                assert (data % items == info["index"]).all()
                 assert torch.equal(data, info["index_generation"])
                 seen += info["index"].tolist()
                 if rb.sampler.ran_out:
@@ -356,12 +357,12 @@ def test_a_pass_has_each_place_at_most_once_while_others_write_over_everything(
         done.set()
         allowed.release()
         writer.join()
-    assert other.write_count > 2 * items  # everything was written over, more than once
+    assert other.write_count > 2 * items  # every item was overwritten more than once
     assert sorted(set(flat(batches(rb)))) == sorted(rb[:].tolist())
 
 
 class Looks(np.ndarray[Any, Any]):
-    """The words of a ring's slots, which count how many of them are looked at."""
+    """Slot words of a ring that count how many of them are read."""
 
     counted = 0
 
@@ -372,7 +373,7 @@ class Looks(np.ndarray[Any, Any]):
 
 
 def work(rb: ReplayBuffer, calls: int) -> tuple[int, int]:
-    """The most slots that one of these samples looks at, and the most bytes that numpy takes."""
+    """Returns the most slots that one sample reads, and the most bytes that numpy allocates."""
     live, looks, taken = ring_of(rb.storage).live, [], []
     live.words = live.words.view(Looks)
     for call in range(calls):
@@ -403,7 +404,7 @@ def test_a_draw_after_a_write_does_not_look_at_the_whole_storage(
         ring_of(other).claims.claim(1)
     looks, taken = work(rb, 45)  # two passes
     assert looks <= 3 * 50_000
-    assert taken < 5_000_000  # bytes; a table of the order has eight million
+    assert taken < 5_000_000  # a table of the order would take eight million bytes
 
 
 def test_after_an_emptying_a_pass_looks_at_the_slots_that_are_in_use_again() -> None:
@@ -436,7 +437,7 @@ def test_an_order_that_is_not_in_a_table_resumes_exactly(tmp_path: Path) -> None
     assert batches(other) == rest
     third.load_state_dict(state)
     assert batches(third) == rest
-    expected = batches(rb)  # the next pass has its order from the generator
+    expected = batches(rb)  # the order of the next pass is drawn from the generator
     assert batches(other) == batches(third) == expected != rest
     for one in (rb, other, third):
         one.close()
@@ -458,7 +459,7 @@ def test_an_item_that_is_evicted_is_left_out_and_the_pass_goes_on(
             rb.add(TensorDict({"item": torch.full((16,), item)}, []))
 
     write(0, 300)
-    assert len(rb) < 300  # the oldest were evicted
+    assert len(rb) < 300  # the oldest items were evicted
     for item in range(300, 340):
         write(item, 1)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Writes to given slots, and which write has put an item there."""
+"""Writes to given slots, and the generation of the write that put an item there."""
 
 from __future__ import annotations
 

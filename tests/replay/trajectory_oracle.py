@@ -1,4 +1,4 @@
-"""The trajectories of a ring as its memory says them, item by item and all of them each time."""
+"""Computes the trajectories of a ring from its memory, item by item and without an index."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Elements = list[list[int]]
 
 
 def boundaries(*others: Any, windows: Windows | None = None, **keys: Any) -> Boundaries:
-    """What a slice sampler makes of its keys; ``others`` are entries that will be asked for."""
+    """Makes the index that a slice sampler uses for its keys; ``others`` are read as well."""
     options = TrajectoryOptions(fragmented="step_key" in keys, **keys)
     return Boundaries(options, others, windows)
 
 
 def listed(table: Trajectories, steps: int = 1) -> Elements:
-    """The elements of every trajectory of so many steps, in the order in which they are counted."""
+    """Returns the elements of every trajectory of at least ``steps`` steps, in counting order."""
     found = table.long(steps)
     numbers = found[np.arange(len(found))]
     each = zip(table.starts(numbers).tolist(), table.lengths(numbers).tolist(), strict=True)
@@ -31,7 +31,7 @@ def listed(table: Trajectories, steps: int = 1) -> Elements:
 
 
 def require_whole(table: Trajectories) -> None:
-    """Each question has the answer that follows from the list."""
+    """Checks that each query of the table agrees with its list."""
     every = listed(table)
     assert len(table) == len(every)
     assert table.rows == sum(map(len, every))
@@ -48,19 +48,19 @@ def require_whole(table: Trajectories) -> None:
 
 
 def by_age(ring: Any) -> list[int]:
-    """Slots from the oldest on."""
+    """Returns the slots, oldest first."""
     head, capacity = ring.head, ring.capacity
     start = head % capacity if head >= capacity else 0
     return [(start + age) % capacity for age in range(min(head, capacity))]
 
 
 def followed(ring: Any, ends: Any, ids: Any) -> Elements:
-    """Trajectories that lie in their order.
+    """Returns the trajectories whose items are stored in order.
 
     Args:
-        ring: at rest.
-        ends: bool ``[elements]``, of the last items; or None.
-        ids: ``[elements]``; or None.
+        ring: a ring without open writes.
+        ends: bool ``[elements]``, True for the last items; or None.
+        ids: trajectory ids ``[elements]``; or None.
     """
     held = slots.committed(ring.live.words)
     found: dict[int, list[int]] = {}
@@ -83,7 +83,7 @@ def followed(ring: Any, ends: Any, ids: Any) -> Elements:
 
 
 def in_pieces(ring: Any, ids: Any, steps: Any) -> Elements:
-    """Trajectories whose items lie anywhere, by id and step."""
+    """Returns the trajectories whose items are stored in any order, by id and step."""
     held = slots.committed(ring.live.words)
     groups: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for slot in by_age(ring):
@@ -103,7 +103,7 @@ def in_pieces(ring: Any, ids: Any, steps: Any) -> Elements:
 
 
 def in_order(ring: Any, found: dict[int, list[int]]) -> Elements:
-    """By the age of their first items."""
+    """Sorts trajectories by the age of their first items."""
     oldest = by_age(ring)[0] * ring.width if ring.head else 0
     elements = ring.capacity * ring.width
     return [found[first] for first in sorted(found, key=lambda one: (one - oldest) % elements)]

@@ -1,4 +1,7 @@
-"""Collectors and learners of the tests of sample units, each a process until it is killed."""
+"""Collectors and learners of the sample unit tests.
+
+Each is a process that runs until it is killed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from shmbuffer import (
 )
 
 ENVS, WIDTH = 2, 64
-PAUSE_S = 0.0005  # so that a machine of few cores has some left for the others
+PAUSE_S = 0.0005  # leaves time for the other processes on a machine with few cores
 UNITS: dict[str, Callable[[], SampleUnit]] = {
     "windows": lambda: Sequence(3, burn_in=2, bootstrap=1, eta=0.9),
     "stopping windows": lambda: Sequence(4, "stop", dilation=2),
@@ -38,12 +41,12 @@ def opened(path: Path, capacity: int, unit: SampleUnit | None = None) -> Any:
 
 
 def length_of(life: Any, env: Any) -> Any:
-    """Steps of each episode of an environment, in a collector's life."""
+    """Returns the number of steps in each episode of an environment, in a collector's life."""
     return 5 + (life + env) % 4
 
 
 def steps(life: int, numbers: list[int]) -> TensorDict:
-    """The next step of some environments of one life of a collector; ``numbers`` counts them."""
+    """Makes the next step of some environments of a collector's life; ``numbers`` counts them."""
     count = len(numbers)
     number, env = torch.tensor(numbers), torch.arange(count) % ENVS
     of, length = torch.full((count,), life), length_of(life, env)
@@ -59,7 +62,7 @@ def steps(life: int, numbers: list[int]) -> TensorDict:
 
 
 def collector(path: Path, capacity: int, life: int, connection: Any) -> None:
-    """Writes some steps of both of its environments at a time, almost as fast as it can."""
+    """Writes a few steps of both of its environments at a time, almost as fast as it can."""
     torch.set_num_threads(1)
     buffer, written, sizes = opened(path, capacity), 0, random.Random(life)
     while not connection.poll():
@@ -74,7 +77,7 @@ def collector(path: Path, capacity: int, life: int, connection: Any) -> None:
 
 
 def learning(path: Path, capacity: int, which: int, connection: Any) -> None:
-    """Samples and sends priorities back; says what is wrong, and ends then."""
+    """Samples and updates priorities; reports the first error and ends."""
     torch.set_num_threads(1)
     unit = list(UNITS.values())[which % len(UNITS)]()
     buffer, began = opened(path, capacity, unit), False
@@ -87,14 +90,14 @@ def learning(path: Path, capacity: int, which: int, connection: Any) -> None:
 
 
 def learn(buffer: Any, unit: SampleUnit, sample: Any) -> None:
-    """Look at a sample, and give it priorities."""
+    """Checks a sample and updates its priorities."""
     require_right(unit, sample)
     sample["td_error"] = torch.rand(len(sample)) + 0.1
     buffer.update_tensordict_priority(sample)
 
 
 def require_right(unit: SampleUnit, sample: Any) -> None:
-    """What was drawn is whole, of one life and environment, and what the definition says."""
+    """Checks that a sample is complete, from one life and environment, and right."""
     if isinstance(unit, FrameStack):
         require_right_stacks(sample)
         return
@@ -130,7 +133,7 @@ def require_right(unit: SampleUnit, sample: Any) -> None:
 
 
 def require_right_stacks(sample: Any) -> None:
-    """Stacks are of one episode of one life, and begin with its first, or oldest, step."""
+    """Checks that stacks are of one episode of one life and begin with its first or oldest step."""
     frames, after = sample["number"], sample["next", "number"]
     assert torch.equal(sample["payload"], frames[:, :, None].expand(-1, -1, WIDTH))
     length = length_of(sample["life"], sample["env"])[:, None]
@@ -138,7 +141,7 @@ def require_right_stacks(sample: Any) -> None:
     assert torch.equal(frames // length, (number // length).expand_as(frames))
     moves = frames.diff(dim=1)
     assert ((moves == 0) | (moves == 1)).all()
-    assert (moves.diff(dim=1) >= 0).all()  # what is repeated is the first one
+    assert (moves.diff(dim=1) >= 0).all()  # only the first frame is repeated
     assert torch.equal(after, torch.cat([frames[:, 1:], number + 1], 1))
     done = number % length == length - 1
     assert torch.equal(sample["next", "done"], done)

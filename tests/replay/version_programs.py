@@ -1,4 +1,4 @@
-"""Writers and changers of versions, each a process of its own until it is killed."""
+"""Writers and updaters of versions. Each is a process that runs until it is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 512
 
 
 def items(version: torch.Tensor, life: int) -> TensorDict:
-    """Items whose every entry follows from their version and the item that they are."""
+    """Makes items whose entries all follow from their version and their life."""
     payload = (version * 1000 + life)[:, None].expand(-1, WIDTH).clone()
     return TensorDict({"version": version, "latent": payload}, [len(version)])
 
@@ -25,7 +25,7 @@ def opened(path: Path, capacity: int) -> TensorDictReplayBuffer:
 
 
 def changing(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Gives items versions of its own choice as fast as it can: those that are newer count."""
+    """Updates items to versions of its own choice as fast as it can; only newer versions apply."""
     torch.set_num_threads(1)
     rb, generator, began = opened(path, capacity), torch.Generator().manual_seed(source), False
     while not connection.poll():
@@ -55,7 +55,7 @@ def named_twice(index: torch.Tensor) -> torch.Tensor:
 
 
 def writing(path: Path, capacity: int, source: int, connection: Any) -> None:
-    """Puts other items in their places, which begin with version 0."""
+    """Replaces items with new ones, which begin with version 0."""
     torch.set_num_threads(1)
     rb, life = opened(path, capacity), 0
     while not connection.poll():

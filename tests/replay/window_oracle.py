@@ -1,4 +1,4 @@
-"""Which windows a stream of items has, and which are still there: counted item by item."""
+"""Computes the windows of a stream of items, and those still stored, item by item."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class Step(NamedTuple):
-    """One item."""
+    """An item of a stream."""
 
     number: int
-    """Its only name."""
+    """Unique number of the item."""
     source: tuple[int, int]
     ends: bool
     begins: bool = False
@@ -18,16 +18,16 @@ class Step(NamedTuple):
 
 
 class Stream:
-    """What has been seen of one source."""
+    """The items of one source that were seen so far."""
 
     def __init__(self) -> None:
         self.last: tuple[int, Step] | None = None
-        self.window: list[int] = []  # tickets of the one that is open
-        self.skips = 0  # items that are no part of a window, because its first ones are gone
+        self.window: list[int] = []  # tickets of the open window
+        self.skips = 0  # items outside any window, because its first items are gone
 
 
 class WindowOracle:
-    """A ring of ``capacity`` slots, as somebody sees it who looks now and then."""
+    """A ring of ``capacity`` slots, as a reader sees it that updates now and then."""
 
     def __init__(self, capacity: int, steps: int) -> None:
         self.capacity, self.steps = capacity, steps
@@ -71,7 +71,7 @@ class WindowOracle:
             stream.window = []
 
     def take(self, count: int) -> list[list[int]]:
-        """The numbers of the items of the next windows, up to ``count``."""
+        """Returns the numbers of the items of the next windows, at most ``count`` windows."""
         self.look()
         found: list[list[int]] = []
         while self.waiting and len(found) < count:

@@ -16,7 +16,7 @@ Worker = tuple[Any, Any]
 
 @contextmanager
 def collectors(target: Any, path: Path, capacity: int, count: int) -> Iterator[list[Worker]]:
-    """Starts processes that work on a directory; those in the list at the end are killed."""
+    """Starts processes that work on a directory; kills those that are in the list at the end."""
     running: list[Worker] = []
     try:
         for source in range(count):
@@ -48,7 +48,7 @@ def began(*workers: Worker) -> None:
 
 
 def tell(worker: Worker, count: int) -> None:
-    """Has a collector write (or claim, below 0), and waits until it has."""
+    """Tells a collector to write (or to claim, if negative), and waits until it has."""
     worker[1].send(count)
     assert worker[1].poll(50)
     worker[1].recv()

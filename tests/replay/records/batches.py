@@ -1,4 +1,4 @@
-"""Batches of records: read back from the ring, joined, and some of their rows."""
+"""Reads batches of records back from the ring, joins them, and picks rows from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shmbuffer.memory.mapped.record_batch import RecordBatch
 
 
 def as_read(batch: RecordBatch) -> RecordBatch:
-    """A batch that was written, each record for itself, as the ring gives it back."""
+    """Converts a batch that was written into the form in which the ring returns its records."""
     batch = batch.consolidate()
     strides = (batch.sizes + 7) & ~7
     starts = np.cumsum(strides) - strides
@@ -19,7 +19,7 @@ def as_read(batch: RecordBatch) -> RecordBatch:
 
 
 def joined(*batches: RecordBatch) -> RecordBatch:
-    """The records of several batches, one batch after the other."""
+    """Concatenates the records of several batches."""
     ends = np.cumsum([len(batch.data) for batch in batches])
     return RecordBatch(
         np.concatenate([batch.data for batch in batches]),
@@ -31,5 +31,5 @@ def joined(*batches: RecordBatch) -> RecordBatch:
 
 
 def picked(batch: RecordBatch, rows: list[int]) -> RecordBatch:
-    """Some records of a batch, in this order."""
+    """Returns some records of a batch, in this order."""
     return as_read(RecordBatch(batch.data, batch.starts[rows], batch.sizes[rows]))

@@ -1,4 +1,4 @@
-"""Items of any size, and the storages of records that the tests put them into."""
+"""Makes items of any size, and the record storages that the tests put them into."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = (LazyStackStorage, CompressedListStorage)
 
 
 def item(number: int, length: int | None = None) -> TensorDict:
-    """An item that says who it is in every entry, as long as its number unless told."""
+    """Makes an item that identifies itself in every entry; its default length is its number."""
     length = number % 50 + 1 if length is None else length
     return TensorDict(
         {
@@ -31,7 +31,7 @@ def items(start: int, stop: int) -> list[TensorDict]:
 
 
 def is_item(found: Any, number: int | None = None, length: int | None = None) -> bool:
-    """Whether every entry of it is that of the item that it says it is."""
+    """True if every entry of an item belongs to the number in its ``id``."""
     number = int(found["id"]) if number is None else number
     expected = item(number, length)
     return (
@@ -49,5 +49,5 @@ def shared(
     max_bytes: int = 2**20,
     **options: Any,
 ) -> Any:
-    """A storage of records in a directory that is created or attached to."""
+    """Creates or attaches to a storage of records in a directory."""
     return kind(max_size, scratch_dir=path, shared_init=True, max_bytes=max_bytes, **options)

@@ -1,4 +1,4 @@
-"""Pieces are compressed and expanded in batches, by any number of threads, and come back whole."""
+"""Chunks that are compressed and expanded in batches by several threads come back unchanged."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from shmbuffer.items.records.places import Places
 
 
 def pieces(count: int, nbytes: int, seed: int = 0) -> list[bytes]:
-    """Half of each is noise, half is the same in all."""
+    """Makes chunks that are half noise and half identical."""
     chance = random.Random(seed)
     common = chance.randbytes(nbytes - nbytes // 2)
     return [chance.randbytes(nbytes // 2) + common for _ in range(count)]
 
 
 def numerals(nbytes: int, seed: int = 0) -> bytes:
-    """What zstd has work with, so that a changed bit says something else."""
+    """Makes compressible text in which any changed bit changes the content."""
     chance = random.Random(seed)
     return " ".join(str(chance.randrange(3000)) for _ in range(nbytes)).encode()[:nbytes]
 
@@ -43,7 +43,7 @@ def expand(zstd: Zstd, frames: list[bytes], places: Places, *where: str) -> None
 
 
 def whole(*out: np.ndarray[Any, np.dtype[np.uint8]]) -> Places:
-    """Each frame goes to one of these memories, all of it."""
+    """Places that put each whole frame into one of these buffers."""
     nbytes = np.array([one.size for one in out], np.int64)
     to = np.array([one.ctypes.data for one in out], np.int64)
     planes = np.ones_like(nbytes)
@@ -125,7 +125,8 @@ def test_parts_of_a_frame_go_to_their_places_and_the_rest_of_it_nowhere(
     memory = np.full(sum(map(len, given)) * 3 + 400, 0xAA, np.uint8)
     expected, parts, at = memory.copy(), [], 0
     for frame, piece in enumerate(given):
-        for _ in range(chance.randrange(4)):  # also none, and the same bytes several times
+        # sometimes none, sometimes the same bytes several times
+        for _ in range(chance.randrange(4)):
             before = chance.randrange(len(piece))
             nbytes = chance.randrange(len(piece) - before) // 2 + 1
             part = memory[at : at + nbytes]
@@ -137,7 +138,7 @@ def test_parts_of_a_frame_go_to_their_places_and_the_rest_of_it_nowhere(
     frames = [np.array(sizes, np.int64)] * 3
     places = Places(*frames, *columns, np.ones(len(parts), np.int64))
     zstd = Zstd(threads=threads)
-    for _ in range(2):  # the second time by way of a memory that holds the bytes of the first
+    for _ in range(2):  # the second time through a buffer that holds the bytes of the first
         expand(zstd, compressed(zstd, given), places)
         assert memory.tobytes() == expected.tobytes()
         memory[:] = 0xAA
@@ -159,7 +160,7 @@ def test_frames_that_go_to_one_stretch_of_memory_go_there_in_one_step() -> None:
 
 
 def halves(nbytes: int, one: int, other: int, count: int) -> Places:
-    """Half of each frame goes to one stretch of memory, half to another."""
+    """Places that put the halves of each frame into two memory ranges."""
     half, at = nbytes // 2, np.arange(count)
     to = np.stack([one + at * half, other + at * half], 1).ravel()
     return Places(
@@ -209,7 +210,7 @@ def test_frames_are_woven_where_each_has_one_half_in_either_place() -> None:
         changed[5] += change
         assert woven(places._replace(**{field: changed})) == [True, False], field
         assert places._replace(**{field: changed}).runs().all[0].end == 2, field
-    beside = halves(1000, at, at + 500, count)  # one stretch would lie in the other
+    beside = halves(1000, at, at + 500, count)  # the two ranges would overlap
     assert woven(beside) == [False]
 
 
@@ -307,7 +308,7 @@ def test_no_thread_is_left_over() -> None:
 
 
 def wait_until_ended(before: int) -> None:
-    """What has done its work takes a moment more to end."""
+    """Waits until the worker threads have ended, which they do shortly after their last job."""
     while _thread._count() > before:
         time.sleep(0.001)
 
@@ -431,7 +432,7 @@ def test_damage_among_pieces_that_are_expanded_as_one_is_told_with_its_number() 
     out = [memory[at * 5000 : at * 5000 + 5000] for at in range(6)]
     for damaged in (frames[3] + b"?", frames[3][:-1], frames[3] + frames[2]):
         given = [*frames[:3], damaged, *frames[4:]]
-        # Old versions of zstandard see no fault in one byte behind a single frame.
+        # Old versions of zstandard ignore a single byte behind a frame.
         seen = len(damaged) != len(frames[3]) + 1 or zstandard.__version__ >= "0.20"
         words = f"run/b: compressed piece{' 3' if seen else 's 0 to 5'} cannot be decompressed"
         with pytest.raises(CorruptBufferError, match=words):
@@ -487,7 +488,8 @@ def test_a_damaged_frame_is_an_error_or_gives_no_more_than_its_destination(nbyte
         assert not memory[nbytes:].any()
     assert len(refused) > 150
     assert all(" cannot be decompressed: " in words or " dictionary " in words for words in refused)
-    assert expanded(zstd, [frame], [nbytes]) == [given]  # nothing of it stayed in the context
+    # the context keeps no state from the failed call
+    assert expanded(zstd, [frame], [nbytes]) == [given]
 
 
 # -- dictionaries ------------------------------------------------------------------------------

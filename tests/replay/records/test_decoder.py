@@ -1,4 +1,4 @@
-"""Records become items again, or one dense batch, in memory that nobody else has."""
+"""Records are decoded into items or one dense batch, in memory that is not used elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DENSE = sorted(ITEMS.keys() - {"odd array", "lazy", "lazy stack", "ragged"})
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest) -> TensorEncoder:
-    """Each way to store."""
+    """Runs the test for each way to store leaves."""
     return WAYS[request.param]()
 
 
@@ -52,7 +52,7 @@ def written(items: Sequence[Any], encoder: TensorEncoder | None = None) -> Recor
 
 
 def damaged(batch: RecordBatch, chunk: int, content: bytes) -> RecordBatch:
-    """Other bytes at the start of a leaf of the first record."""
+    """Overwrites the beginning of a leaf of the first record."""
     at = int(record_format.locate(batch, "here")[0].offsets[0, chunk])
     data = batch.data.copy()
     data[at : at + len(content)] = np.frombuffer(content, np.uint8)

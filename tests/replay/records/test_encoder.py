@@ -62,7 +62,7 @@ def read(batch: RecordBatch) -> list[Any]:
 
 
 def codecs(batch: RecordBatch) -> dict[Any, list[str]]:
-    """Of each kind of records in a batch, the codecs of its leaves."""
+    """Returns the codecs of the leaves for each layout in a batch of records."""
     return {
         tuple(one.rows.tolist()): [chunk.codec.name for chunk in one.form.chunks]
         for one in record_format.locate(as_read(batch), "here")
@@ -78,7 +78,7 @@ def codecs(batch: RecordBatch) -> dict[Any, list[str]]:
 def test_a_list_of_items_comes_back_exactly(name: str, way: str) -> None:
     encoder = EVERY_WAY[way]()
     items = [ITEMS[name](n) for n in range(1, 9)]
-    for _ in range(2):  # the second time all is decided
+    for _ in range(2):  # the second time, the encoder has chosen all codecs
         found = read(encoder.encode(items))
         assert all(map(alike, found, items))
         assert len(found) == len(items)
@@ -228,7 +228,7 @@ def test_games_and_sequences_come_back_exactly(encoder: TensorEncoder) -> None:
     assert all(map(alike, read(encoder.encode(spoken)), spoken))
 
 
-@settings(max_examples=settings().max_examples // 2)  # each is a whole list of items
+@settings(max_examples=settings().max_examples // 2)  # each example is a whole list of items
 @given(data=st.data())
 def test_nested_data_come_back_exactly(data: st.DataObject) -> None:
     leaves = st.one_of(
@@ -272,7 +272,7 @@ def test_a_single_item_gives_the_record_of_a_list_of_one(name: str, kind: str) -
         items = list(data) if isinstance(data, np.ndarray) else list(data.unbind(0))
     make = EVERY_WAY[kind]
     alone, listed = make(), make()
-    for item in items * 25:  # beyond all that is decided by the first items
+    for item in items * 25:  # more than the encoder needs to choose its codecs
         one, other = alone.encode(item, single=True), listed.encode([item])
         assert one.data.tobytes() == other.data.tobytes()
         assert (one.starts.tolist(), one.sizes.tolist()) == ([0], other.sizes.tolist())

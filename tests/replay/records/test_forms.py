@@ -1,4 +1,4 @@
-"""An item is taken apart into what all of its kind have in common, its sizes and its leaves."""
+"""An item is split into the layout that it shares with others, its sizes and its leaves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Word(str):
 
 def leaf_bytes(leaf: Any) -> bytes:
     if isinstance(leaf, torch.Tensor):
-        plain = torch.empty(leaf.shape, dtype=leaf.dtype).copy_(leaf)  # of one number: any strides
+        # a tensor with one element may have any strides
+        plain = torch.empty(leaf.shape, dtype=leaf.dtype).copy_(leaf)
         return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
     return leaf if isinstance(leaf, bytes) else leaf.tobytes()
 
@@ -334,7 +335,8 @@ def test_an_unsupported_value_is_refused_by_its_place_and_class(value: Any, word
         assert "a record can contain tensors, numpy arrays and numbers, str, bytes, int" in message
 
 
-@pytest.mark.filterwarnings("ignore")  # nested tensors are a prototype, quantized ones deprecated
+# nested tensors are a prototype, quantized tensors are deprecated
+@pytest.mark.filterwarnings("ignore")
 def test_tensors_without_plain_bytes_are_refused_by_their_layout() -> None:
     ragged = [torch.zeros(1), torch.zeros(2)]
     for tensor, words in (

@@ -1,7 +1,7 @@
-"""Four writers and a learner, killed again and again; then all of them. What is there is bit-exact.
+"""Four writers and a learner are killed repeatedly, then all at once. The items stay bit-exact.
 
-The kills come when they come: what is checked is true whenever that is. Each step of a write is
-killed at by name in `tests/crash`.
+The kills come at random times, and the checks hold at any time. `tests/crash` kills writers at each
+named step of a write.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ from tests.frames import recorded, sequences, transitions
 
 WRITERS = 4
 KILLS = 10
-POOL = 48  # different items of a writer; it writes them over and over, with other numbers
+POOL = 48  # distinct items of a writer, which it writes repeatedly with new numbers
 ROOM = {"frames": (600, 2**20), "sequences": (600, 4 * 2**20)}
 BATCH = {"frames": 8, "sequences": 5}
 
 
 @cache
 def pool(kind: str, writer: int) -> list[TensorDict]:
-    """What a writer writes, without its numbers. One of them plays a real game, if it is there."""
+    """Returns the items of a writer without their numbers.
+
+    Writer 0 plays a real game if Atari is installed.
+    """
     games = all(importlib.util.find_spec(name) for name in ("gymnasium", "ale_py"))
     if kind == "frames" and writer == 0 and games:
         return played()
@@ -49,7 +52,7 @@ def pool(kind: str, writer: int) -> list[TensorDict]:
 
 
 def played() -> list[TensorDict]:
-    """Steps of a game of Atari's, as `transitions` has them."""
+    """Returns steps of an Atari game in the layout of `transitions`."""
     stacks = torch.from_numpy(recorded("ALE/Breakout-v5", POOL + 4)).unfold(0, 4, 1)
     stacks = stacks.permute(0, 3, 1, 2).contiguous()
     likeness = transitions(POOL, seed=0)
@@ -59,7 +62,7 @@ def played() -> list[TensorDict]:
 
 
 def numbered(kind: str, writer: int, life: int, start: int) -> Any:
-    """A batch of a writer's items that say who wrote them, when it was born, and their number."""
+    """Makes a batch of items that name their writer, its life and their number."""
     made = []
     for number in range(start, start + BATCH[kind]):
         item = pool(kind, writer)[number % POOL].clone()
@@ -69,7 +72,7 @@ def numbered(kind: str, writer: int, life: int, start: int) -> Any:
 
 
 def require_whole(kind: str, item: TensorDict) -> tuple[int, int, int]:
-    """Who wrote an item; fails where one bit of it is another one's."""
+    """Returns the writer, life and number of an item; fails if any bit belongs to another item."""
     writer, life, number = item["who"].tolist()
     expected = pool(kind, writer)[number % POOL]
     for key in expected.keys(include_nested=True, leaves_only=True):
@@ -83,7 +86,7 @@ def require_whole(kind: str, item: TensorDict) -> tuple[int, int, int]:
 
 
 def write(kind: str, path: Path, log: Path, writer: int, life: int) -> None:
-    """Write until killed; what was acknowledged is in the log."""
+    """Writes until the process is killed, and logs each acknowledged write."""
     torch.set_num_threads(1)
     rb = attach(path)
     rng = np.random.default_rng(life)
@@ -98,7 +101,7 @@ def write(kind: str, path: Path, log: Path, writer: int, life: int) -> None:
 
 
 def learn(kind: str, path: Path, log: Path) -> None:
-    """Sample, look at every bit, and give priorities, until killed."""
+    """Samples, checks every bit, and updates priorities, until the process is killed."""
     torch.set_num_threads(1)
     rb = attach(path)
     looked_at = os.open(log, os.O_WRONLY | os.O_APPEND)
@@ -194,7 +197,7 @@ def test_items_of_four_writers_come_back_bit_exact_when_any_of_them_is_killed(
     assert sum(map(len, there.values())) == len(found) == report.items > 30
     for life, present in there.items():
         end = ends.get(life, 0)
-        # The oldest may have gone, and a batch may have been committed that nobody was told of.
+        # The oldest items may be overwritten, and a committed batch may be missing from the log.
         assert present >= set(range(min(present), end)), "an acknowledged item is missing"
         assert max(present) + 1 in (end, end + BATCH[kind]), "a batch is there in part"
     written = len(with_numbers) * BATCH[kind]

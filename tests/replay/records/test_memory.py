@@ -1,4 +1,4 @@
-"""Batches have the memory of earlier ones that nobody has any more, and of no others."""
+"""Batches reuse the memory of earlier batches only after these were released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames that are stacked along the last dim are stored as planes, and come back as they were."""
+"""Frames that are stacked along the last dimension are stored as planes and come back unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DECODER = TensorDecoder(zstd.expand)
 
 
 def steps(count: int, *, last: bool, seed: int = 0) -> TensorDict:
-    """Steps of a game whose frames are stacked along the first dim, or along the last."""
+    """Makes steps of a game whose frames are stacked along the first or the last dimension."""
     made = transitions(count, seed=seed)
     stacks = {"obs": made["observation"], "next": made["next", "observation"]}
     if last:
@@ -66,7 +66,7 @@ def test_stacks_along_the_last_dim_take_as_many_bytes_as_along_the_first(single:
     for last in (False, True):
         encoder, data = TensorEncoder(zstd=zstd), steps(96, last=last)
         for _ in range(2):
-            encoder.encode(data)  # so that it is known what pays
+            encoder.encode(data)  # the encoder learns which codecs pay off
         for item in data:
             encoder.encode(item, True)
         given = data[7] if single else data

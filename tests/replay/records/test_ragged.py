@@ -1,6 +1,6 @@
 """Items that differ in shape become one batch: padded with a mask, or nested.
 
-Every test of the form runs on records and on TensorDicts of this process: both give the same.
+Every such test runs on records and on TensorDicts of this process, with the same result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ decoder = TensorDecoder(zstd.expand, where="run/buffer")
 
 
 def item(length: int, seed: int = 0) -> TensorDict:
-    """A sequence: tokens and their probabilities, a reward, and text."""
+    """Makes a sequence of tokens and log-probabilities, with a reward and text."""
     return TensorDict(
         {
             "tokens": torch.arange(length) % 7 + seed,
@@ -53,7 +53,7 @@ def item(length: int, seed: int = 0) -> TensorDict:
 
 
 def episode(length: int) -> TensorDict:
-    """An episode, which has a batch dim."""
+    """Makes an episode, which has a batch dimension."""
     return TensorDict(
         {
             "obs": torch.full((length, 2), float(length)),
@@ -101,19 +101,19 @@ def nested_by(source: str) -> Make:
 
 @pytest.fixture(params=SOURCES)
 def padding(request: pytest.FixtureRequest) -> Make:
-    """Pads items: as they are, or written as records of one kind."""
+    """Pads items that are TensorDicts, or that were written as records of one layout."""
     return padded_by(request.param)
 
 
 @pytest.fixture(params=SOURCES)
 def nesting(request: pytest.FixtureRequest) -> Make:
-    """Nests items: as they are, or written as records of one kind."""
+    """Nests items that are TensorDicts, or that were written as records of one layout."""
     return nested_by(request.param)
 
 
 @pytest.fixture(params=["padded", "nested"])
 def making(request: pytest.FixtureRequest) -> Make:
-    """Either of them, of a list."""
+    """Makes a padded or nested batch from a list of items."""
     return pad if request.param == "padded" else densify
 
 

@@ -1,4 +1,4 @@
-"""Records are saved as they are, of one moment, and come back into any list that has room."""
+"""Records are saved as one consistent snapshot and load into any list that has space."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes prioritized buffers; where ``shared``, in a directory of their own."""
+    """Makes prioritized buffers; with ``shared``, each has a directory of its own."""
     made: list[Any] = []
 
     def buffer(kind: type[Any], is_shared: bool, max_size: int = 20, **options: Any) -> Any:
@@ -159,7 +159,7 @@ def test_a_save_is_of_one_moment_while_others_write(
         found = sorted(ids(other))
         assert all(map(is_item, other[:].unbind(0)))
         assert found == list(range(found[0], found[0] + len(found)))  # the newest, without a gap
-        assert (found[0] + len(found)) % 4 == 0  # whole batches
+        assert (found[0] + len(found)) % 4 == 0  # no partial batches
         assert other.write_count == found[-1] + 1
 
 
@@ -167,7 +167,7 @@ def test_a_save_is_of_one_moment_while_others_write(
 def test_loaded_items_keep_their_sources_apart(kind: type[Any], make: Make, tmp_path: Path) -> None:
     one = TensorDictReplayBuffer(storage=shared(kind, tmp_path / "two"), batch_size=8)
     other = TensorDictReplayBuffer(storage=shared(kind, tmp_path / "two"), batch_size=8)
-    for start in (0, 2):  # they take turns
+    for start in (0, 2):  # the two writers take turns
         for buffer, offset in ((one, 0), (other, 100)):
             number = torch.arange(start, start + 2) + offset
             buffer.extend(TensorDict({"episode": number // 100, "n": number}, [2]))
@@ -228,7 +228,7 @@ def test_a_save_where_the_records_lie_copies_nothing(kind: type[Any], tmp_path: 
     storage = kind(20, scratch_dir=where, max_bytes=2**20)  # opened by the load
     other = TensorDictReplayBuffer(storage=storage, batch_size=4)
     other.loads(tmp_path / "dump")
-    assert ids(other) == list(range(7))  # the live buffer's
+    assert ids(other) == list(range(7))  # the items of the live buffer
     assert all(map(is_item, other.sample().unbind(0)))
     other.register_save_hook(lambda data, path: data)
     with pytest.raises(RuntimeError, match="would overwrite them"):

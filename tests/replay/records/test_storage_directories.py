@@ -1,4 +1,4 @@
-"""Where records lie, who may open them, and what is left of them when everybody was killed."""
+"""Where records are stored, who may open them, and what remains after all clients were killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists whose items are records: what is written is read, until the ring comes round."""
+"""Lists of records return the items that were written, until the ring overwrites them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes storages of records in a directory of the test; ``name`` says in which."""
+    """Makes storages of records in the test's folder; ``name`` is the name of the directory."""
     made: list[Any] = []
 
     def storage(kind: type[Any] = LazyStackStorage, *, name: str = "buffer", **options: Any) -> Any:
@@ -57,7 +57,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name
 
 def test_the_oldest_go_when_there_are_as_many_bytes_as_may_be(make: Make) -> None:
     rb = ReplayBuffer(storage=make(max_size=100, max_bytes=2**16), batch_size=64)
-    large = 2000  # 22 KB: two of them fit
+    large = 2000  # 22 KB, so that two of them fit
     for number in range(6):
         rb.add(item(number, large))
     held = [at for at in range(100) if at in rb.storage]
@@ -77,7 +77,7 @@ def test_the_oldest_go_when_there_are_as_many_bytes_as_may_be(make: Make) -> Non
 def test_a_lap_of_large_items_leaves_places_without_an_item(make: Make) -> None:
     rb = ReplayBuffer(storage=make(max_size=6, max_bytes=2**16))
     rb.extend([item(number, 40) for number in range(6)])
-    rb.add(item(6, 5700))  # 62 KB: nearly all there is
+    rb.add(item(6, 5700))  # 62 KB, nearly the whole ring
     held = [at for at in range(6) if at in rb.storage]
     assert held[0] == 0
     assert held[1:] == list(range(6 - len(held) + 1, 6))  # the newest of the others
@@ -123,8 +123,8 @@ def test_an_item_is_replaced_by_one_of_another_size_and_keeps_its_priority(
     assert [int(one["id"]) for one in rb[:].unbind(0)] == [0, 40, 41, 42]
     assert is_item(rb[1], 40, 300)
     rb[[0, 0]] = [item(50), item(51)]
-    assert is_item(rb[0], 51)  # the last wins
-    rb.storage.set(5, item(60))  # a place without an item: as many as there are slots
+    assert is_item(rb[0], 51)  # the last value wins
+    rb.storage.set(5, item(60))  # a slot without an item, at the end of the list
     assert len(rb) == rb.write_count == 5
     assert is_item(rb[5], 60)
 
@@ -159,7 +159,7 @@ def test_only_items_that_are_still_there_are_changed_by_a_sample(
     rb = TensorDictReplayBuffer(storage=make(kind, max_size=6), batch_size=20)
     rb.extend([item(number, 2) for number in range(6)])
     sample = rb.sample()
-    rb.extend([item(number, 2) for number in range(6, 9)])  # the first three are gone
+    rb.extend([item(number, 2) for number in range(6, 9)])  # the first three are evicted
     index = sample["index"]
     result = rb.update_if_present(
         index=index,
@@ -178,7 +178,7 @@ def test_only_items_that_are_still_there_are_changed_by_a_sample(
         generation=sample["index_generation"],
         patch=TensorDict(tokens=torch.zeros(20, 2, dtype=torch.int64)),
     )
-    assert again.updated_count == 0  # each of them has another generation by now
+    assert again.updated_count == 0  # each item has another generation by now
 
 
 def test_an_error_for_items_without_entries_says_what_to_do(make: Make) -> None:
@@ -201,7 +201,7 @@ def test_priorities_go_with_the_write_also_with_the_first(kind: type[Any], tmp_p
     )
     rb.extend([item(n).set("p", torch.tensor(float(n == 2))) for n in range(4)])
     assert rb.sampler.ring().tree.priorities()[:4].tolist() == [0.0, 0.0, 1.0, 0.0]
-    assert rb.stats()["updates_applied"] == 0  # they came in the write itself
+    assert rb.stats()["updates_applied"] == 0  # the priorities were part of the write
     sample = rb.sample()
     assert {int(one["id"]) for one in sample.unbind(0)} == {2}
     assert sample["_weight"].tolist() == [1.0] * 30
@@ -280,7 +280,7 @@ def test_only_named_entries_are_compressed(make: Make) -> None:
 
 
 def small(number: int) -> dict[str, Any]:
-    """Too small to compress alone, and much like all others."""
+    """Makes an item that is too small to compress alone and very similar to all others."""
     text = f"observation of the environment number {number}, which goes on as all of them do. " * 2
     return {"text": text.encode(), "n": number}
 
@@ -301,7 +301,8 @@ def test_a_dictionary_is_learned_from_the_first_items_and_everybody_uses_it(make
     rb.extend([small(number) for number in range(510, 610)])
     assert (storage.bytes() - held) / 100 < before - 30
     late = ReplayBuffer(storage=make(CompressedListStorage, max_size=4000), batch_size=4)
-    for buffer in (rb, early, late):  # also handles from before it was known
+    # including handles that were opened before the dictionary was trained
+    for buffer in (rb, early, late):
         assert [buffer[at] for at in (0, 300, 609)] == [small(at) for at in (0, 300, 609)]
     late.extend([small(700)])
     assert early[610] == small(700)
@@ -318,7 +319,7 @@ def test_samples_too_few_to_learn_from_are_compressed_without_a_dictionary(
     for _ in range(4):
         rb.extend(torch.zeros(25, 4000, dtype=torch.uint8))
     assert rb.storage.open_engine.seat.dictionary() is None
-    (message,) = caplog.messages  # once
+    (message,) = caplog.messages  # logged once
     assert message.endswith("buffer: continuing without a dictionary: nothing in 75 samples")
     assert rb[50].sum() == 0
 
@@ -368,7 +369,8 @@ def test_ragged_batches_are_padded_or_nested_as_the_storage_was_told(make: Make)
             assert tokens.tolist() == [[0, 1, -1, -1], [0, 1, 2, 3]]
             assert mask.tolist() == [[True, True, False, False], [True] * 4]
             assert batch["text"] == ["2", "4"]
-            assert rb[1]["tokens"].tolist() == [0, 1, 2, 3]  # one item is itself
+            # one item is returned without a batch dimension
+            assert rb[1]["tokens"].tolist() == [0, 1, 2, 3]
     for storage in (
         make(name="nested", pad_output="nested"),
         LazyStackStorage(9, pad_output={"keys": ["tokens"]}),

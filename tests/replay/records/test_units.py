@@ -1,4 +1,4 @@
-"""Leaves that hold partly the same are one frame of zstd, and come back one by one."""
+"""Leaves with partly equal content share a zstd frame and are read back one at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = ("obs", "reward", "next", "noise")
 
 
 def steps(count: int, *, size: int = 3000, seed: int = 0) -> TensorDict:
-    """Items whose ``next`` is their ``obs`` but for a few bytes; there is nothing else to find."""
+    """Makes items of noise whose ``next`` differs from ``obs`` in a few bytes only."""
     rng = torch.Generator().manual_seed(seed)
     obs = torch.randint(0, 256, (count, size), generator=rng, dtype=torch.uint8)
     following = obs.clone()

@@ -1,4 +1,4 @@
-"""The ways in which an encoder stores leaves, and what reads all of them."""
+"""The ways in which an encoder stores leaves, and a decoder that reads all of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ zstd = Zstd(threads=1)
 
 
 def backwards(tensor: torch.Tensor) -> torch.Tensor:
-    """A user's compression: the bytes in reverse, and two more."""
+    """Compresses a chunk as a user's function would: reverses the bytes and adds two."""
     plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     return torch.cat([plain.reshape(-1).view(torch.uint8).flip(0), torch.zeros(2).byte()])
 
 
 def forwards(chunk: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
-    """Its decompression."""
+    """Reverses `backwards`."""
     return chunk[:-2].flip(0).view(about["dtype"]).reshape(about["shape"])
 
 
@@ -33,5 +33,5 @@ WAYS: dict[str, Callable[[], TensorEncoder]] = {
 
 
 def decoder() -> TensorDecoder:
-    """Returns a decoder of a buffer that is named in its errors."""
+    """Returns a decoder whose errors name a buffer."""
     return TensorDecoder(zstd.expand, own=forwards, where="run/buffer")
