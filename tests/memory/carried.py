@@ -1,4 +1,4 @@
-"""Weights that carry one number in all their values, so that a mixture of two shows."""
+"""Weights that repeat one number in all their values, so that a mixture of two is detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 300
 
 
 def of(number: int, size: int = SIZE) -> dict[str, Any]:
-    """Weights that are this number."""
+    """Makes weights that contain this number only."""
     return {
         "layer.weight": np.full((size, 3), number, np.float32),
         "layer.bias": np.full(7, number, np.float64),
@@ -23,7 +23,7 @@ def of(number: int, size: int = SIZE) -> dict[str, Any]:
 
 
 def number_in(found: Weights | None) -> int:
-    """The number that weights are; fails on a mixture, and where step or names differ."""
+    """Returns the number in the weights; fails on a mixture, or on another step or other names."""
     assert found is not None, "there are no weights"
     state: dict[str, Any] = found.state_dict
     number = int(state["norm"]["seen"])
@@ -38,12 +38,12 @@ def number_in(found: Weights | None) -> int:
 
 
 def publish(engine: Engine, number: int, *, size: int = SIZE, **options: Any) -> int:
-    """Publishes weights that are this number, at ten times that step."""
+    """Publishes weights that contain this number, with ten times the number as step."""
     return weights.publish_arrays(engine.seat, of(number, size), 10 * number, **options)
 
 
 def newest(engine: Engine, than: int | None = None) -> Weights | None:
-    """The newest, which have to be whole where they are found."""
+    """Returns the newest weights, whose checksum must match if they are found."""
     try:
         return weights.newest_arrays(engine.seat, than)
     except CorruptBufferError as error:

@@ -1,4 +1,4 @@
-"""One suite, both grounds: a buffer in anonymous memory, and a buffer in files."""
+"""Fixtures that run one suite on buffers in anonymous memory and in files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make(request: pytest.FixtureRequest, fast_path: Path) -> Iterator[Maker]:
 
 @pytest.fixture
 def make_files(fast_path: Path) -> Iterator[Maker]:
-    """Files only, for what has to do with names."""
+    """Makes buffers in files only, for tests of file names."""
     maker = Maker("files", fast_path, [])
     yield maker
     for engine in maker.made:
@@ -31,13 +31,13 @@ def make_files(fast_path: Path) -> Iterator[Maker]:
 
 @pytest.fixture
 def path(fast_path: Path) -> Path:
-    """Where a buffer may be made."""
+    """Returns a path for a new buffer."""
     return fast_path / "buffer"
 
 
 @pytest.fixture
 def engine(make: Maker) -> Engine:
-    """A prioritized buffer of 8 slots, with nothing in it."""
+    """Makes an empty prioritized buffer of 8 slots."""
     return make(alpha=0.5, eps=0.0)
 
 

@@ -1,4 +1,4 @@
-"""Records that carry one number in all their bytes, of sizes that follow from it."""
+"""Records that repeat one number in all their bytes and have sizes that follow from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmbuffer.memory.mapped.record_batch import join
 
 
 def records(numbers: Iterable[int]) -> RecordBatch:
-    """Items by number as records: the number, its complement, a pattern."""
+    """Makes records by number; each has the number, its complement and a pattern."""
     return join([struct.pack("<qq", number, ~number) + _pattern(number) for number in numbers])
 
 
@@ -19,7 +19,7 @@ def _pattern(number: int) -> bytes:
 
 
 def number_of(body: memoryview) -> int:
-    """The number of a record; fails on one that is torn, or that anything else is part of."""
+    """Returns the number of a record; fails if the record is torn or mixed with other bytes."""
     number, complement = struct.unpack_from("<qq", body)
     assert complement == ~number, f"record {number} is torn"
     assert body[16:] == _pattern(number), f"record {number} is torn"

@@ -1,4 +1,4 @@
-"""The power that makes masses of priorities, in NumPy: the core gives the same, bit for bit."""
+"""NumPy version of the power that turns priorities into masses, bit-identical to the core's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _EXP = [1.0 / float(product) for product in np.cumprod(range(1, 14))]
 
 
 def masses_of(raw: Floats, alpha: float, eps: float) -> Floats:
-    """(raw + eps) ** alpha, as `power.c` makes it.
+    """Computes (raw + eps) ** alpha as `power.c` does.
 
     Args:
         raw: float64.
-        alpha: from 0 on.
-        eps: added to each.
+        alpha: at least 0.
+        eps: added to each priority.
     """
     x: Floats = np.asarray(raw, np.float64) + eps
     if alpha == 1:

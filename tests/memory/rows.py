@@ -1,7 +1,7 @@
-"""Rows that carry one number in all their bytes, and calls that move them by address.
+"""Rows that repeat one number in all their bytes, and calls that copy them by address.
 
-Leaf ``number`` holds the number itself, the other leaves repeat its low byte, so that a row made
-of two writes, and a row that nobody wrote, show in their bytes.
+Leaf ``number`` holds the number itself, and the other leaves repeat its low byte. A row that mixes
+two writes, or was never written, is therefore detected.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def schema(capacity: int = CAPACITY, lanes: tuple[int, ...] = ()) -> Schema:
 
 
 class Rows:
-    """Memory for rows of a schema, one array a leaf."""
+    """Memory for rows of a schema, with one array for each leaf."""
 
     def __init__(self, leaves: tuple[Leaf, ...], count: int) -> None:
         self.leaves = leaves
@@ -65,7 +65,7 @@ class Rows:
         return tuple(data.ctypes.data for data in self.bytes)
 
     def numbers(self) -> Numbers:
-        """The number of each row; fails on a row that is torn."""
+        """Returns the number of each row; fails on a torn row."""
         names = [leaf.path for leaf in self.leaves]
         at = names.index(("number",))
         numbers: Numbers = self.bytes[at].reshape(-1, 8).copy().view(np.int64).ravel()
@@ -78,7 +78,7 @@ class Rows:
 
 @dataclass
 class Drawn:
-    """What a sample gave."""
+    """The result of a sample."""
 
     numbers: Numbers
     index: Numbers
@@ -94,7 +94,7 @@ def write(
     *,
     timeout: float | None = 5.0,
 ) -> int:
-    """Writes one element a number."""
+    """Writes one element for each number."""
     given = np.array(list(numbers), np.int64)
     rows = Rows.of(ring.schema.leaves, given)
     return ring.write(rows.addresses, len(given) // ring.width, priorities, timeout=timeout)
@@ -115,7 +115,7 @@ def place(
 
 
 def fill(ring: Ring, slots: Iterable[int], numbers: Iterable[int]) -> None:
-    """Moves the payload of the split form: slot by slot, into the ring's own memory."""
+    """Copies the payload of a split write into the ring's own memory, slot by slot."""
     where = np.array(list(slots), np.int64)
     rows = Rows.of(ring.schema.leaves, np.array(list(numbers), np.int64))
     for i, data in enumerate(rows.bytes):
@@ -146,7 +146,7 @@ def sample(
 def draw(
     ring: Ring, count: int, *, key: int = 1, beta: float = 0.0, prioritized: bool = False
 ) -> tuple[Numbers, Numbers, NDArray[np.float32]]:
-    """Index, tickets and weights."""
+    """Draws a batch; returns index, tickets and weights."""
     index, tickets = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     weights = np.full(count, np.nan, np.float32)
     ring.sample(
@@ -163,18 +163,18 @@ def draw(
 
 
 def read(ring: Ring, index: Iterable[int]) -> tuple[Numbers, Numbers]:
-    """Numbers and tickets; a ticket of -1 where there is no item."""
+    """Reads numbers and tickets; the ticket is -1 if there is no item."""
     where = np.array(list(index), np.int64)
     rows, tickets = Rows(ring.schema.leaves, len(where)), np.full(len(where), -2, np.int64)
     missing = ring.read(where.ctypes.data, len(where), rows.addresses, tickets.ctypes.data)
     assert missing == np.count_nonzero(tickets == -1)
     for data in rows.bytes:
-        data[tickets == -1] = 0  # whatever was there, it is not returned
+        data[tickets == -1] = 0  # such rows are not returned
     return rows.numbers(), tickets
 
 
 def contents(ring: Ring) -> dict[int, int]:
-    """Element -> number, of every item; as a read, as views and as a draw see it."""
+    """Returns the number of every item by element, after comparing a read, the views and a draw."""
     numbers, tickets = read(ring, range(ring.elements))
     found = {int(at): int(numbers[at]) for at in (tickets >= 0).nonzero()[0]}
     assert list(found) == ring.live.committed().tolist()
@@ -183,13 +183,13 @@ def contents(ring: Ring) -> dict[int, int]:
 
 
 def require_sound(engine: Engine) -> None:
-    """Words, length, tree and checksums are what they say of each other."""
+    """Checks that words, length, tree and checksums are consistent."""
     report = engine.check()
     assert report.ok, str(report)
 
 
 def lock_timeout(patch: pytest.MonkeyPatch, nanoseconds: int) -> None:
-    """Has the calls of this process wait for the mutex no longer than that."""
+    """Limits how long calls of this process wait for the mutex."""
     for name, module in list(sys.modules.items()):
         if name.startswith("shmbuffer.memory.") and hasattr(module, "LOCK_TIMEOUT_NS"):
             patch.setattr(module, "LOCK_TIMEOUT_NS", nanoseconds)
@@ -197,7 +197,7 @@ def lock_timeout(patch: pytest.MonkeyPatch, nanoseconds: int) -> None:
 
 @dataclass
 class Maker:
-    """Makes buffers with a schema, and closes them when the test is over."""
+    """Makes buffers with a schema, and closes them when the test ends."""
 
     kind: str
     folder: Path
@@ -224,7 +224,7 @@ class Maker:
         return engine
 
     def second(self, engine: Engine, *, role: str = "client") -> Engine:
-        """Another handle on the same buffer, in the same process."""
+        """Opens another handle on the same buffer in the same process."""
         if engine.path is not None:
             again = Engine.open(engine.path, None, role=role)
         else:
@@ -245,11 +245,11 @@ class Child:
         self._ended: int | None = None
 
     def reached(self) -> None:
-        """Waits until the child stands at its crash point, or has told us so."""
+        """Waits until the child is at its sync point or has reported so."""
         assert os.read(self._told, 1), f"the child ended with {self.end()} before it got there"
 
     def go(self) -> None:
-        """Lets the child go on."""
+        """Lets the child continue."""
         os.write(self._say, b"\n")
 
     def kill(self) -> None:
@@ -261,7 +261,7 @@ class Child:
         os.waitpid(self.pid, os.WUNTRACED)
 
     def end(self) -> int:
-        """Waits for the end: the status, negative for a signal."""
+        """Waits for the child's end; returns its status, negative for a signal."""
         if self._ended is None:
             self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self._ended
@@ -276,29 +276,29 @@ class Child:
 
 
 class Parent:
-    """The other side of `Child`."""
+    """The child's side of `Child`."""
 
     def __init__(self, tell: int, hear: int) -> None:
         self.tell = tell
         self.hear = hear
 
     def pause(self) -> None:
-        """Says that we are here, and waits until we may go on."""
+        """Reports to the test and waits until it may continue."""
         os.write(self.tell, b"\1")
         assert os.read(self.hear, 1)
 
     def tell_him(self) -> None:
-        """Says that we are here, and goes on."""
+        """Reports to the test and continues."""
         os.write(self.tell, b"\1")
 
     def pause_at(self, point: str, after: int = 0) -> None:
-        """Pauses when a crash point is passed."""
+        """Pauses when a sync point is passed."""
         _core.arm(point, "pause", after=after, notify_fd=self.tell, wait_fd=self.hear)
 
 
 @contextmanager
 def child(work: Callable[[Parent], object]) -> Iterator[Child]:
-    """Runs ``work`` in a fork, which ends with 0 if that returns; it is killed with the block."""
+    """Runs ``work`` in a fork, which exits with 0 if ``work`` returns; the block's end kills it."""
     told, tell = os.pipe()
     hear, say = os.pipe()
     sys.stdout.flush()
@@ -327,7 +327,7 @@ def child(work: Callable[[Parent], object]) -> Iterator[Child]:
 
 @contextmanager
 def mutex_held(engine: Engine) -> Iterator[Child]:
-    """A process holds the mutex until it may go on; needs a committed item."""
+    """Runs a process that holds the mutex until it may continue; needs a committed item."""
 
     def work(parent: Parent) -> None:
         ring = ring_of(engine)
@@ -343,7 +343,7 @@ def mutex_held(engine: Engine) -> Iterator[Child]:
 
 @contextmanager
 def slot_held(engine: Engine, point: str = "write.claimed") -> Iterator[Child]:
-    """A process has claimed the next slot and does not fill it until it may go on."""
+    """Runs a process that claims the next slot and does not fill it until it may continue."""
 
     def work(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -356,20 +356,20 @@ def slot_held(engine: Engine, point: str = "write.claimed") -> Iterator[Child]:
 
 
 def until_it_sleeps(process: Child) -> None:
-    """Waits until a process that waits for nothing else waits for the mutex."""
+    """Waits until a process that can only wait for the mutex does so."""
     stat = Path(f"/proc/{process.pid}/stat")
     while stat.read_text().rpartition(") ")[2][0] != "S":
         pass
 
 
 def succeeds(work: Callable[[], object]) -> None:
-    """Runs ``work`` in a fork, to its end."""
+    """Runs ``work`` in a fork that must succeed."""
     with child(lambda parent: work()) as forked:
         assert forked.end() == 0
 
 
 def files_of(path: Path) -> dict[str, bytes | str]:
-    """Everything below a directory: content of files, target of links, what else is there."""
+    """Returns everything below a directory: contents of files, targets of links, other entries."""
     found: dict[str, bytes | str] = {}
     for one in sorted(path.rglob("*")):
         name = str(one.relative_to(path))

@@ -1,4 +1,4 @@
-"""The version of the policy that learners have: one number, for every process."""
+"""The version of the learners' policy is one number for all processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A handle on a buffer: creating it, joining it, leaving it, and what is refused on the way."""
+"""Handles on a buffer: creating, joining and leaving it, and the errors on the way."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ SETTINGS = Settings(capacity=8, alpha=1.0)
 
 
 def left_behind(path: Path, numbers: int = 5) -> Path:
-    """A buffer that its process has closed."""
+    """Makes a buffer that its process has closed."""
     with Engine.open(path, SETTINGS) as engine:
         write(engine.define(schema()), range(numbers))
     return path
 
 
-# Creating, and finding it again.
+# Creating and reopening.
 
 
 def test_the_first_to_open_a_directory_creates_it(path: Path) -> None:
@@ -167,7 +167,7 @@ def test_items_stay_when_everybody_leaves(path: Path) -> None:
 
 
 def test_buffers_that_were_made_and_removed_leave_no_map(path: Path) -> None:
-    """Not of the page with the mutex either: a process may make as many as it likes."""
+    """The page with the mutex is unmapped, too, so a process can make any number of buffers."""
     before = holdings.mapped()
     for _ in range(3):
         for engine in (Engine.open(path, Settings(8)), Engine.anonymous(Settings(8))):
@@ -352,7 +352,7 @@ def test_a_process_that_waits_too_long_for_the_first_gives_up(make: Maker) -> No
 def test_threads_that_meet_at_the_first_write_share_one_ring(
     make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An entry has one claim: two rings on it would take each other's slots."""
+    """An entry has one claim, so two rings on it would take each other's slots."""
     engine = make.undefined(alpha=1.0)
     meeting = threading.Barrier(2)
     connect = Seat.connect
@@ -382,7 +382,7 @@ def test_threads_that_meet_at_the_first_write_share_one_ring(
 
 
 class Watched:
-    """A lock that tells when somebody has to wait for it."""
+    """A lock that reports when a thread has to wait for it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -400,7 +400,7 @@ class Watched:
 def test_a_reaper_that_meets_the_first_definition_shares_its_ring_with_other_threads(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It makes the core's ring of the entry, while another thread asks for the ring."""
+    """The reaper makes the core's ring of the entry while another thread requests the ring."""
     with Engine.open(path, SETTINGS) as early, Engine.open(path, None) as other:
 
         def come(parent: Parent) -> None:
@@ -455,7 +455,7 @@ def test_a_file_that_is_in_the_way_is_an_error_and_stays(path: Path) -> None:
 
 
 def bare(path: Path) -> None:
-    """What tensordict's own memmap leaves in a directory: files, and no buffer."""
+    """Makes the files that tensordict's own memmap leaves in a directory, without a buffer."""
     path.mkdir(0o700)
     for leaf, nbytes in zip(schema().leaves, schema().leaf_bytes, strict=True):
         if nbytes:
@@ -494,7 +494,7 @@ def test_files_of_another_size_are_not_taken_over(path: Path) -> None:
         assert not (path / ".shmbuffer" / "slots").exists()
 
 
-# Too little room.
+# Not enough space.
 
 
 def test_too_little_space_is_an_error_with_both_numbers_and_nothing_is_left(path: Path) -> None:
@@ -531,7 +531,7 @@ def test_anonymous_memory_has_its_limits_too() -> None:
 
 
 def test_a_limit_on_the_size_of_a_file_is_an_error_in_the_middle(path: Path) -> None:
-    """Some files are made by then, and are removed again."""
+    """Files that exist by then are removed again."""
     import resource
 
     def work() -> None:
@@ -597,7 +597,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
         assert process.end() == (0, "nothing is left\n", "")
 
 
-# What is refused, without a change.
+# Errors that change nothing.
 
 
 def patched(path: Path, at: int, data: bytes) -> None:
@@ -607,7 +607,7 @@ def patched(path: Path, at: int, data: bytes) -> None:
 
 
 def forge(path: Path, field: str, value: int) -> None:
-    """A field of both superblocks, with the checksum that fits."""
+    """Writes a field of both superblocks with the matching checksum."""
     for copy in (0, 4096):
         data = bytearray(path.read_bytes()[copy : copy + 4096])
         page = np.frombuffer(data, layout.SUPERBLOCK)
@@ -956,7 +956,7 @@ def in_spawned(engine: Engine, connection: Connection) -> None:
 @pytest.mark.product(few=1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_handle_may_be_passed_to_a_spawned_process(make: Maker, method: str) -> None:
-    """Anonymous memory too: its descriptor travels."""
+    """Anonymous memory is passed by its descriptor."""
     engine = make(alpha=1.0)
     write(ring_of(engine), range(3))
     context: Any = multiprocessing.get_context(method)
@@ -1106,7 +1106,7 @@ def test_a_definition_that_cannot_be_synced_leaves_no_schema(path: Path) -> None
         assert engine.ring() is None
         assert engine.superblock.schema_sha256 == bytes(32)
         assert [name for name in files_of(path) if not name.startswith(".shmbuffer")] == []
-    with Engine.open(path, None) as engine:  # nobody misses the files
+    with Engine.open(path, None) as engine:  # no client notices that the files are missing
         assert engine.ring() is None
         write(engine.define(schema()), [1])
 
@@ -1194,7 +1194,7 @@ def test_a_temporary_directory_ends_with_its_owner(tmp_path: Path, end: str) -> 
 def test_a_client_that_opens_an_abandoned_buffer_during_its_removal_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It joins between the check whether the directory is needed and its removal."""
+    """The client joins between the check whether the directory is needed and its removal."""
     with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as process:
         abandoned = Path(process.line())
         assert process.line() == "True"
@@ -1253,7 +1253,7 @@ def test_only_a_temporary_directory_is_taken_over(make: Maker) -> None:
         assert not engine.take_ownership()
 
 
-# What it says of itself.
+# The repr.
 
 
 def test_settings_may_be_changed(make: Maker) -> None:
@@ -1317,7 +1317,7 @@ def test_the_age_of_what_is_sampled_is_counted_in_writes(make: Maker) -> None:
     assert engine.stats()["age_sum"] == 0
     write(ring, range(6))
     ring.claims.claim_slots(np.array([1, 2, 3]), in_place=True)
-    sample(ring, 1)  # slot 0, 3 slots of 2 and a lap of 4 slots later
+    sample(ring, 1)  # slot 0: 3 slots of 2 and a lap of 4 slots later
     ring.claims.abort()
     assert engine.stats()["age_sum"] == (3 + 4) * 2
 

@@ -1,4 +1,4 @@
-"""The share of a data set in a sample: one number for all who have the buffer."""
+"""The share of a data set in a sample is one number for all clients of the buffer."""
 
 from __future__ import annotations
 

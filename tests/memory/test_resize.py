@@ -1,4 +1,4 @@
-"""A ring without leaves gets more slots, and nobody who holds it has to know."""
+"""A ring without leaves gets more slots without a change in its clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights are published as a whole and copied out as a whole, and nobody waits for a reader."""
+"""Weights are published and copied as a whole, and no writer waits for a reader."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from tests.memory.rows import schema
 from tests.memory.upkeep.test_recovery import reboot
 
 SETTINGS = Settings(capacity=8)
-COPY_0, COPY_1 = 128, 192  # where their stamps are
+COPY_0, COPY_1 = 128, 192  # the offsets of their stamps
 
 
 @pytest.fixture
 def engine(fast_path: Path) -> Iterator[Engine]:
-    """A handle on a buffer that nobody has written to."""
+    """Makes a handle on an empty buffer."""
     with Engine.open(fast_path / "buffer", SETTINGS) as engine:
         yield engine
 
@@ -61,7 +61,7 @@ def change(file: Path, at: int, data: bytes) -> None:
 
 
 def payload_at(file: Path, version: int) -> int:
-    """Where the copy of a version starts."""
+    """Returns the offset of the copy of a version."""
     copy_bytes, copies = struct.unpack_from("<QQ", file.read_bytes(), 16)
     return int(copies + (version & 1) * copy_bytes)
 
@@ -96,7 +96,7 @@ def test_a_version_only_grows_though_the_step_goes_back(engine: Engine) -> None:
         publish(engine, number)
     path = path_of(engine)
     engine.close()
-    with Engine.open(path, None) as again:  # everybody had left
+    with Engine.open(path, None) as again:  # all clients had left
         assert number_in(newest(again)) == 9
         assert publish(again, 2) == 3
         assert number_in(newest(again, 2)) == 2
@@ -140,7 +140,7 @@ def test_what_is_returned_is_the_callers_own(engine: Engine) -> None:
     assert number_in(newest(engine)) == 3
 
 
-# The first publish says what weights are made of.
+# The first publication determines the tensors of the weights.
 
 
 OTHERS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -185,7 +185,7 @@ def test_the_same_tensors_in_another_order_are_the_same(engine: Engine) -> None:
 
 
 def test_a_file_that_was_removed_is_made_again_of_other_tensors(engine: Engine) -> None:
-    """Items tell of the versions before: the new ones are newer."""
+    """Items record the earlier versions, so the new versions must be larger."""
     before = publish(engine, 1)
     file_of(engine).unlink()
     version = weights.publish_arrays(engine.seat, {"w": np.ones(3)}, 5)
@@ -250,14 +250,14 @@ def test_a_step_of_more_than_64_bits_is_refused(engine: Engine, step: int) -> No
         weights.publish_arrays(engine.seat, of(1), 1.5)  # type: ignore[arg-type]
 
 
-# Nothing torn, and nobody waits.
+# Weights are never torn, and no process waits.
 
 
 @contextmanager
 def pausing(path: Path, point: str, work: Callable[[Engine], None]) -> Iterator[Iterator[bytes]]:
-    """A client that pauses at a point, or at all: yields its pauses; it goes on at the next one.
+    """Runs a client that pauses at a sync point; yields its pauses and resumes it at each step.
 
-    At the end of the block it goes on, and has to come to its end.
+    At the end of the block the client continues and must end by itself.
     """
     (told, tell), (hear, say) = os.pipe(), os.pipe()
 
@@ -311,7 +311,7 @@ def test_a_reader_that_was_overtaken_returns_whole_weights(
     engine: Engine, point: str, meanwhile: int
 ) -> None:
     publish(engine, 1)
-    # One that was published meanwhile does not touch what the reader looks at.
+    # A version that was published meanwhile does not change the bytes that the reader copies.
     wanted = 1 if meanwhile == 1 else 1 + meanwhile
 
     def read(reader: Engine) -> None:
@@ -332,7 +332,7 @@ def test_a_reader_that_finds_half_of_the_next_weights_looks_again(engine: Engine
     with ExitStack() as over, pausing(path_of(engine), "weights.looked", read) as pauses:
         next(pauses)
         publish(engine, 2)
-        # Over the bytes of version 1 lie some of version 3.
+        # Some bytes of version 1 are overwritten by version 3.
         half = stopped_at(path_of(engine), "weights.copied", lambda one: _publish(one, 3))
         over.enter_context(half)
 
@@ -369,7 +369,7 @@ def test_a_stopped_publisher_is_named_and_stops_no_reader(engine: Engine) -> Non
         ):
             publish(engine, 3, timeout=0.05)
         assert number_in(newest(engine)) == 1
-    assert publish(engine, 4) == 2  # it was killed, and its lock went with it
+    assert publish(engine, 4) == 2  # the writer was killed, which released its lock
     assert number_in(newest(engine)) == 4
 
 
@@ -457,7 +457,7 @@ def test_stats_tell_the_newest_and_its_age(engine: Engine, monkeypatch: pytest.M
     version, age_s = told()
     assert version == 2
     assert 0 < age_s <= 100
-    monkeypatch.setattr(time, "time", lambda: now_s - 100)  # another process has set the clock
+    monkeypatch.setattr(time, "time", lambda: now_s - 100)  # another process has changed the clock
     assert told() == (2, 0.0)
 
 
@@ -581,7 +581,7 @@ def test_an_empty_file_is_refused(engine: Engine) -> None:
 
 
 def torn(path: Path, *versions: int) -> None:
-    """A power cut that has left some bytes of these versions as they were before."""
+    """Restores some bytes of these versions to their earlier values, as a power cut may do."""
     for version in versions:
         change(path / layout.WEIGHTS, payload_at(path / layout.WEIGHTS, version) + 3, b"\xff")
     reboot(path)
@@ -616,7 +616,7 @@ def test_after_a_reboot_the_version_before_a_torn_one_counts(
         )
         assert number_in(newest(engine)) == 2
         assert newest(engine, 2) is None
-        assert publish(engine, 8) == 5  # 3 was known to somebody, and 4 would go over 2
+        assert publish(engine, 8) == 5  # version 3 was visible to a client, and 4 would overwrite 2
         assert number_in(newest(engine, 3)) == 8
 
 
@@ -649,7 +649,8 @@ def test_a_copy_of_a_directory_has_the_weights(engine: Engine, fast_path: Path) 
     publish(engine, 2)
     copy = fast_path / "copy"
     shutil.copytree(path_of(engine), copy)
-    change(copy / layout.WEIGHTS, payload_at(copy / layout.WEIGHTS, 2), b"?")  # copied meanwhile
+    # copied during the read
+    change(copy / layout.WEIGHTS, payload_at(copy / layout.WEIGHTS, 2), b"?")
     with Engine.open(copy, None) as other:
         assert number_in(newest(other)) == 1
         assert publish(other, 6) == 4

@@ -1,4 +1,4 @@
-"""The sums and minima of the priority tree in NumPy, which the core is compared with."""
+"""NumPy version of the sums and minima of the priority tree, for comparison with the core."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shmbuffer.memory.mapped.slots_file import Floats, SlotsFile
 
 
 def sums_of(children: Floats) -> Floats:
-    """Parents of a level, in the C core's order of summation.
+    """Returns the parents of a level in the C core's order of summation.
 
     Args:
-        children: float64, a multiple of 16.
+        children: float64, whose length is a multiple of 16.
     """
     c = children.reshape(-1, 4, 4)
     quarters = (c[:, :, 0] + c[:, :, 1]) + (c[:, :, 2] + c[:, :, 3])
@@ -21,7 +21,7 @@ def sums_of(children: Floats) -> Floats:
 
 
 def least_of(children: Floats) -> Floats:
-    """Smallest positive value of each group of 16, 0 where there is none."""
+    """Returns the smallest positive value of each group of 16, or 0 if there is none."""
     positive = np.where(children > 0, children, np.inf).reshape(-1, FANOUT)
     least: Floats = positive.min(axis=1)
     least[np.isinf(least)] = 0.0
@@ -29,7 +29,7 @@ def least_of(children: Floats) -> Floats:
 
 
 def differences(live: SlotsFile) -> int:
-    """Number of nodes that are not what their children say, bit for bit."""
+    """Returns the number of nodes that differ from the value computed from their children."""
     sums = least = live.masses
     wrong = 0
     for found_sums, found_least in live.levels:

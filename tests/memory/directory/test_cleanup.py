@@ -1,4 +1,4 @@
-"""Who may remove what, and when."""
+"""Which process may remove a directory, and when."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shmbuffer.memory.directory.cleanup import Ownership, janitor, own, temporar
 from shmbuffer.memory.system.identity import current
 from tests.kit.programs import Program, in_fork, needs_root
 
-# A program that owns a temporary directory with something in it, and says where it is.
+# A program that owns a temporary directory with a file in it and prints its path.
 OWNER = """
 import os, shutil, signal, sys, threading
 from shmbuffer.memory.directory import cleanup
@@ -42,7 +42,7 @@ print(path, flush=True)
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place for temporary directories that no other test knows."""
+    """Makes a folder for temporary directories that no other test uses."""
     path = tmp_path / "tmp"
     path.mkdir()
     monkeypatch.setenv("TMPDIR", str(path))
@@ -52,9 +52,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def _default_handlers() -> Iterator[None]:
-    """What signals do at the start of a program, and nothing owned at the end of a test."""
+    """Sets the default signal handlers, and checks that the test leaves no owned directory."""
     before = {number: signal.getsignal(number) for number in cleanup._SIGNALS}
-    gc.collect()  # what tests before this one own and have not let go of
+    gc.collect()  # releases directories that earlier tests own
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -66,7 +66,7 @@ def _default_handlers() -> Iterator[None]:
 
 
 def started(process: Program) -> Path:
-    """The directory of a program that runs OWNER."""
+    """Returns the directory of a program that runs OWNER."""
     path = Path(process.line())
     assert (path / "obs.memmap").read_text() == "data"
     return path
@@ -138,7 +138,7 @@ def test_sigint_is_a_keyboard_interrupt_as_before() -> None:
 
 @pytest.mark.full
 def test_a_keyboard_interrupt_that_the_program_survives_removes_nothing() -> None:
-    """The user of a notebook interrupts a cell, and has the buffer in the next one."""
+    """A user who interrupts a notebook cell still needs the buffer in the next cell."""
     source = (
         OWNER
         + """
@@ -176,7 +176,7 @@ def test_where_sigint_ends_the_process_at_once_it_removes_first() -> None:
 @pytest.mark.product(few=1)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_handler_of_the_program_has_the_buffer_and_decides(when: str) -> None:
-    """It may save a checkpoint first, and end the process or not."""
+    """The handler may save a checkpoint first, and may or may not end the process."""
     handler = """
 import signal, sys, time
 def handle(number, frame):
@@ -187,7 +187,7 @@ def handle(number, frame):
 signal.signal(signal.SIGTERM, handle)
 """
     source = handler + OWNER if when == "before" else OWNER + handler
-    # No pause(): a signal that comes just before it would not end it.
+    # The program does not use pause(), which would miss a signal that arrives just before.
     waiting = "print('ready', flush=True)\nwhile True: time.sleep(0.01)"
     with Program.python(source + waiting) as process:
         path = started(process)
@@ -268,7 +268,7 @@ if "{who}" == "remove()":
     with Program.python(source) as process:
         path = started(process)
         said = [process.line()]
-        if said == ["other"]:  # at exit the last one comes first
+        if said == ["other"]:  # at exit the last handler runs first
             said.append(process.line())
         assert said[-1] == "begun"
         process.terminate()
@@ -343,7 +343,7 @@ def test_handlers_stand_only_while_something_is_owned() -> None:
 
 def test_a_handler_that_came_later_is_left_alone() -> None:
     def handle(number: int, frame: object) -> None:
-        """Of the program."""
+        """Handles the signal in the program."""
 
     ownership = own("first", lambda: None)
     signal.signal(signal.SIGTERM, handle)
@@ -379,7 +379,8 @@ def test_outside_the_main_thread_no_handler_is_touched() -> None:
         thread.start()
         thread.join()
     assert not third.release()
-    assert signal.getsignal(signal.SIGTERM) is cleanup._on_signal  # until the main thread comes by
+    # until the main thread runs again
+    assert signal.getsignal(signal.SIGTERM) is cleanup._on_signal
     assert own("fourth", lambda: None).release()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -396,7 +397,7 @@ def test_outside_the_main_thread_no_handler_is_touched() -> None:
         ("cleanup._on_signal(signal.SIGTERM, None)", -signal.SIGTERM),
         ("cleanup._remove_all(); os._exit(7)", 7),
         ("os._exit(ownership.remove() or ownership.release() or 7)", 7),
-        # As after a fork in C, which runs no hook: the pid alone has to tell.
+        # As after a fork in C, which runs no hook: only the pid differs.
         ("cleanup._owned.append(ownership); sys.exit(7)", 7),
     ],
 )
@@ -425,7 +426,8 @@ input()
 def test_a_child_of_multiprocessing_removes_nothing(
     method: str, fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(fast_path))  # the forkserver's socket needs a short name
+    # the path of the forkserver's socket must be short
+    monkeypatch.setenv("TMPDIR", str(fast_path))
     source = (
         OWNER
         + f"""
@@ -455,7 +457,7 @@ if __name__ == "__main__":
 
 @pytest.mark.full
 def test_a_signal_that_comes_while_a_child_is_being_forked_is_not_lost() -> None:
-    """Python forgets, in a child, signals that came before the child could run a handler."""
+    """In a child, Python forgets signals that arrived before the child could run a handler."""
     ownership = own("first", lambda: pytest.fail("removed"))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for _ in range(30):
@@ -572,7 +574,7 @@ def test_a_removal_that_hangs_in_another_thread_is_not_waited_for_for_ever(
     assert not ownership.remove()
 
 
-# Temporary directories and those that were left.
+# Temporary and abandoned directories.
 
 
 def test_a_temporary_directory_is_private_and_says_who_made_it(temporary: Path) -> None:
@@ -595,7 +597,7 @@ def always(path: Path) -> bool:
 
 
 def never_asked(path: Path) -> bool:
-    pytest.fail(f"{path}: asked")  # no Exception, so that the janitor does not log it away
+    pytest.fail(f"{path}: asked")  # not an Exception, so that the janitor does not log it
 
 
 def remove_tree(path: Path) -> bool:
@@ -604,7 +606,7 @@ def remove_tree(path: Path) -> bool:
 
 
 def abandoned(*, full: bool = True, ending: str = "os.kill(os.getpid(), signal.SIGKILL)") -> Path:
-    """The directory of an owner that was killed."""
+    """Makes the directory of an owner that was killed."""
     with Program.python(
         OWNER + ("" if full else "(path / 'obs.memmap').unlink()\n") + ending
     ) as process:
@@ -627,7 +629,7 @@ def test_the_directory_of_a_killed_owner_is_removed_at_the_next_start() -> None:
 def test_where_directories_cannot_be_listed_nothing_is_removed_and_nobody_is_kept_from_starting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Some systems let nobody list what is in /tmp."""
+    """On some systems, users cannot list /tmp."""
     path = abandoned()
 
     def refused(folder: str) -> list[str]:
@@ -649,7 +651,7 @@ def test_a_directory_that_is_not_abandoned_is_left() -> None:
 
 
 def test_the_directory_of_a_living_owner_is_never_looked_at() -> None:
-    """Nor one that has nothing in it yet, for it is just being made."""
+    """An empty directory is not examined either, because its owner may be creating it."""
     with Program.python(
         OWNER + "cleanup.temporary_directory()\nprint('ready', flush=True)\ninput()"
     ) as it:
@@ -687,7 +689,7 @@ def test_a_directory_made_in_another_container_is_judged_by_its_locks(
 ) -> None:
     path = temporary / f"shmbuffer-{os.geteuid()}-{namespace}-1-1-abcdefgh"
     path.mkdir(0o700)
-    assert janitor(never_asked, never_asked) == []  # nothing tells whether it is just being made
+    assert janitor(never_asked, never_asked) == []  # the directory may just be in the making
     (path / INIT_LOCK).parent.mkdir()
     (path / INIT_LOCK).touch()
     assert janitor(lambda path: False, never_asked) == []
@@ -760,6 +762,6 @@ def test_a_directory_that_cannot_be_removed_is_logged_and_not_raised(
 
 
 def test_an_ownership_is_made_by_own_only_in_this_process() -> None:
-    """A copy made by hand in a child is nobody's."""
+    """A copy that a child makes by hand owns nothing."""
     ownership = Ownership(Path("first"), lambda: pytest.fail("removed"))
     assert in_fork(lambda: pytest.fail("removed") if ownership.remove() else None) == 0

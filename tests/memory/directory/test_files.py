@@ -1,4 +1,4 @@
-"""The names of a buffer's files: what a power cut finds of a buffer whose making was reported."""
+"""The files of a buffer after a power cut: all of them exist once the buffer was created."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shmbuffer.memory import Engine, Leaf, Schema, Settings
 
 @contextmanager
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """The directories in which a name was made or moved since they were last synced.
+    """Yields the directories with new names that were not synced yet.
 
-    Lock files and their directory do not count: a process that needs one makes it.
+    Lock files and their directory are ignored, because a process that needs one creates it.
     """
     found: set[str] = set()
     real: dict[str, Any] = {name: getattr(os, name) for name in ("open", "mkdir", "rename")}

@@ -1,4 +1,4 @@
-"""Space is taken in steps, ahead of the slots that are written, and a full disk is an error."""
+"""Disk space is allocated in steps ahead of the written slots, and a full disk is an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.memory.rows import Parent, child, contents, place, require_sound, wri
 
 PAGE = 4096
 CAPACITY = 64
-#: A slot has a page in each of two files, and eight bytes in another one.
+#: A slot takes a page in each of two files, and eight bytes in another one.
 LEAVES = (
     Leaf(("number",), "int64", ()),
     Leaf(("more",), "uint8", (PAGE,)),
@@ -70,7 +70,7 @@ def allocated(engine: Engine) -> int:
 
 
 def taken(path: Path) -> list[int]:
-    """Bytes on the disk of each file with a page a slot."""
+    """Returns the bytes on disk of each file that has a page for each slot."""
     names = ("more.memmap", "next/obs.memmap")
     return [(path / name).stat().st_blocks * 512 for name in names]
 
@@ -98,7 +98,7 @@ def test_a_batch_that_needs_more_than_a_step_takes_what_it_needs(path: Path) -> 
     with opened(path) as engine:
         write(ring_of(engine), range(5 * STEP))
         assert allocated(engine) == 5 * STEP
-        write(ring_of(engine), range(CAPACITY))  # around the end
+        write(ring_of(engine), range(CAPACITY))  # past the end of the ring
         assert allocated(engine) == CAPACITY
 
 
@@ -143,7 +143,7 @@ def test_a_reservation_takes_the_space_and_other_writers_leave_it(path: Path) ->
         with ring.reservations.hold(name):
             write(ring, range(10))
         assert allocated(engine) == before
-        name = ring.reservations.reserve(CAPACITY)  # around the end
+        name = ring.reservations.reserve(CAPACITY)  # past the end of the ring
         assert allocated(engine) == CAPACITY
         assert ring.reservations.give_back(name)
         require_sound(engine)
@@ -170,7 +170,7 @@ def test_readers_in_other_processes_see_each_item_while_a_writer_takes_space(pat
         with Engine.open(path, None) as engine:
             before = taken(path)
             assert contents(ring_of(engine)) == {k: k for k in range(3)}
-            assert taken(path) == before  # no page of a slot that nobody has written was made
+            assert taken(path) == before  # no page of an unwritten slot was allocated
 
     with opened(path) as engine:
         write(ring_of(engine), range(3))
@@ -189,11 +189,11 @@ def test_rows_for_whole_next_observations_have_all_of_their_space(path: Path) ->
     assert growth.slots_per_step(shared) == STEP * 2
 
 
-# Too little space.
+# Not enough space.
 
 
 def full_disk(patch: pytest.MonkeyPatch, path: Path, after: int) -> list[int]:
-    """After so many calls a quota is used up, which the free space does not show."""
+    """Lets a quota, which the free space does not show, run out after ``after`` calls."""
     calls: list[int] = []
     allocate = os.posix_fallocate
 
@@ -222,7 +222,7 @@ def test_too_little_space_is_that_call_s_error_and_nothing_is_changed(
         write(ring, range(3))
         before = allocated(engine), taken(path), ring.head, ring.write_count, contents(ring)
         with pytest.MonkeyPatch.context() as patch:
-            if how == "reserve":  # whose table takes space of its own, once
+            if how == "reserve":  # the table of reservations takes its own space once
                 ring.reservations.give_back(ring.reservations.reserve(1))
             full_disk(patch, path, after)
             with pytest.raises(
@@ -232,7 +232,7 @@ def test_too_little_space_is_that_call_s_error_and_nothing_is_changed(
                 calls[how](engine)
         now = allocated(engine), taken(path), ring.head, ring.write_count, contents(ring)
         assert now == before
-        write(ring, [3])  # what fits is written
+        write(ring, [3])  # items that fit are written
         calls[how](engine)
         require_sound(engine)
 
@@ -344,7 +344,7 @@ def test_a_full_memory_file_system_is_an_error_of_each_write_and_kills_nobody(
         assert logged.count("all 1000 slots need") <= 2
 
 
-# What others do meanwhile.
+# Concurrent changes by other processes.
 
 
 def test_a_writer_waits_while_another_takes_space_and_names_it_if_it_stands_still(
@@ -362,8 +362,8 @@ def test_a_writer_waits_while_another_takes_space_and_names_it_if_it_stands_stil
 
         with child(holds) as holder:
             holder.reached()
-            write(ring_of(engine), range(STEP))  # has its space
-            with Engine.open(path, None) as joining:  # nor does a joining process wait
+            write(ring_of(engine), range(STEP))  # its space is allocated
+            with Engine.open(path, None) as joining:  # a joining process does not wait either
                 assert len(contents(ring_of(joining))) == STEP
             with pytest.raises(AttachTimeout, match=rf"pid {holder.pid} .*allocates") as caught:
                 growth.grow(engine.seat, STEP + 1, timeout=0.05)
@@ -376,7 +376,7 @@ def test_a_writer_waits_while_another_takes_space_and_names_it_if_it_stands_stil
 
 def test_a_flush_holds_no_writer_back_that_needs_space(path: Path) -> None:
     with opened(path) as engine, Engine.open(path, None) as other:
-        with other.seat.backing.lock(5.0):  # as a flush holds it until the disk has everything
+        with other.seat.backing.lock(5.0):  # as a flush holds it until all data are on the disk
             write(ring_of(engine), range(4 * STEP))
         assert allocated(engine) == 4 * STEP
 
@@ -395,7 +395,7 @@ def test_a_child_that_is_forked_while_space_is_taken_takes_its_own(path: Path) -
             forked = ExitStack()
             writer = forked.enter_context(child(writes))
             writer.reached()
-            # The child has no part of our lock: it gets it once we let go.
+            # The child does not own our lock: it gets the lock when we release it.
             assert allocated(engine) == STEP
         with forked:
             assert writer.end() == 0
@@ -440,7 +440,7 @@ def test_a_schema_is_not_withdrawn_while_space_is_taken_for_it(path: Path) -> No
 
 
 def punched(path: Path) -> None:
-    """Takes the space of all files back that hold zeros only, as `cp --sparse=always` does."""
+    """Frees all blocks that contain only zeros, as `cp --sparse=always` does."""
     for file in (*path.rglob("*.memmap"), path / ".shmbuffer" / "slots"):
         with file.open("r+b") as opened_file:
             size = file.stat().st_size
@@ -457,7 +457,7 @@ def earlier_boot(path: Path) -> None:
 
 
 def left(path: Path, settings: Settings = SETTINGS) -> None:
-    """A buffer with ten items, and space for twelve, that nobody uses."""
+    """Leaves a buffer with ten items and space for twelve that no process uses."""
     with opened(path, settings) as engine:
         write(ring_of(engine), range(STEP))
         write(ring_of(engine), range(STEP, 10))
@@ -486,7 +486,7 @@ def test_after_a_restart_the_space_is_taken_again(path: Path, checksum: bool) ->
 
 
 def test_a_watermark_that_is_older_than_the_items_is_raised_after_a_restart(path: Path) -> None:
-    """The page that names it did not reach the disk, and those of the items did."""
+    """The page with the watermark did not reach the disk, but the pages of the items did."""
     left(path)
     with Engine.open(path, None) as engine:
         engine.seat.control.runtime["allocated"] = STEP
@@ -547,7 +547,7 @@ def test_an_impossible_watermark_is_no_reason_to_write_without_space(path: Path)
 def test_a_failed_growth_gives_no_space_of_items_back_whatever_the_watermark_says(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Something else may have written over the shared memory."""
+    """Another program may have overwritten the shared memory."""
     left(path)
     with Engine.open(path, None) as engine:
         engine.seat.control.runtime["allocated"] = 1
@@ -559,7 +559,7 @@ def test_a_failed_growth_gives_no_space_of_items_back_whatever_the_watermark_say
         require_sound(engine)
 
 
-# What is recorded.
+# Recorded sizes.
 
 
 @pytest.mark.parametrize("value", [True, 1, 0, None, "step", "", [], 2.0])

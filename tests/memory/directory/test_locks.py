@@ -1,4 +1,4 @@
-"""File locks: rare work is done by one process at a time, and a death shows."""
+"""File locks let one process at a time do rare work, and show its death."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_waiter_gets_the_lock_when_its_holder_is_killed(directory: Directory) 
         Program.python(HOLDS_INIT, directory.path) as waiter,
     ):
         first, second = (holder, waiter)
-        # Which of the two came first is not for the test to say.
+        # Either of the two may have come first.
         pids = _held_by(directory)
         if pids == [waiter.pid]:
             first, second = waiter, holder
@@ -168,7 +168,7 @@ def _held_by(directory: Directory) -> list[int]:
 
 @pytest.mark.full
 def test_processes_exclude_each_other(directory: Directory) -> None:
-    """A counter that is read and written in two steps."""
+    """Processes increment a counter by a separate read and write."""
     directory.write_atomic("counter", b"0")
     source = (
         HOLDER
@@ -403,7 +403,7 @@ def test_a_client_holds_its_file_while_it_lives(directory: Directory) -> None:
         stopped(process.pid)
         assert not LivenessFile.is_free(directory, 7)
         process.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie holds nothing
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie holds no lock
         assert LivenessFile.is_free(directory, 7)
     assert directory.listdir(".shmbuffer/procs") == ["007.lock"]
 
@@ -420,7 +420,7 @@ def test_a_client_gives_its_file_back(directory: Directory) -> None:
 
 
 def test_a_release_reaches_copies_of_the_descriptor(directory: Directory) -> None:
-    """As they are after a fork in C, which runs no hook of Python."""
+    """A fork in C, which runs no hook of Python, leaves such copies."""
     held = LivenessFile.hold(directory, 7)
     copy = os.dup(held.fd)
     held.close()
@@ -478,7 +478,7 @@ def test_a_liveness_file_is_a_regular_file(
 def test_only_holders_of_this_file_are_named(directory: Directory) -> None:
     with InitLock(directory, 0), directory.open_lock("other.lock") as other:
         assert holders(other.fd) == []
-        fcntl.lockf(other, fcntl.LOCK_EX)  # of another kind
+        fcntl.lockf(other, fcntl.LOCK_EX)  # another kind of lock
         assert holders(other.fd) == []
         fcntl.flock(other, fcntl.LOCK_EX)
         assert holders(other.fd) == [os.getpid()]

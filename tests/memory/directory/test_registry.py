@@ -1,4 +1,4 @@
-"""The clients: an entry for each handle, and nobody's entry is taken before its owner is dead."""
+"""Clients have an entry for each handle, which is reused only after its owner is proven dead."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SYS_EXIT = {"x86_64": 60, "aarch64": 93}[platform.machine()]
 
 
 def attached(engine: Engine) -> Any:
-    """A child with an entry of its own, that stands still."""
+    """Runs a child with its own entry, which then waits."""
 
     def work(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -49,7 +49,7 @@ def attached(engine: Engine) -> Any:
 
 
 def become_zombie(process: Child) -> None:
-    """Killed, and not waited for: its parent has not looked at its exit status."""
+    """Kills a process without reading its exit status."""
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -189,7 +189,7 @@ def test_there_are_256_entries_and_the_error_names_who_has_them(
     engine = make()
     with attached(engine) as other:
         other.reached()
-        # They are all ours or the other's, and alive: asked once for each handle that is too often.
+        # All entries are in use by living clients, so each client is checked once.
         with monkeypatch.context() as patch:
             patch.setattr("shmbuffer.memory.clients.registry.prove_dead", lambda *_: False)
             handles = [make.second(engine) for _ in range(254)]
@@ -246,7 +246,7 @@ def test_a_stopped_client_is_alive(make: Maker) -> None:
 
 
 def test_a_client_of_which_only_the_first_thread_has_ended_is_alive(make: Maker) -> None:
-    """It looks like a zombie, and still writes."""
+    """Such a process looks like a zombie but still writes."""
     engine = make()
 
     def work(parent: Parent) -> None:
@@ -298,7 +298,7 @@ def test_a_client_under_another_boot_id_lives_as_long_as_its_lock(make_files: Ma
 
 
 def test_a_client_of_an_earlier_boot_whose_lock_file_was_lost_is_dead(make_files: Maker) -> None:
-    """A power cut takes a name that was never synced."""
+    """A power cut removes a name that was never synced."""
     engine = make_files()
     make_files.second(engine)
     assert engine.path is not None
@@ -309,7 +309,7 @@ def test_a_client_of_an_earlier_boot_whose_lock_file_was_lost_is_dead(make_files
 
 
 def test_a_client_with_another_start_time_is_dead(make: Maker) -> None:
-    """Its pid is used again."""
+    """Another process has got the same pid."""
     engine = make()
     make.second(engine)
     engine.seat.control.entries["start_time"][1] += np.uint64(1)
@@ -370,7 +370,7 @@ def test_a_client_that_joins_finishes_the_claim_of_the_entry_it_takes(make: Make
 
 
 def test_a_reaper_compares_the_incarnation(make: Maker) -> None:
-    """Between its question and its lock the entry may have got another owner."""
+    """Between the check and the lock, another client may have got the entry."""
     engine = make()
     second = make.second(engine)
     ring_of(second).claims.claim(2)
@@ -387,7 +387,7 @@ def test_a_reaper_compares_the_incarnation(make: Maker) -> None:
 
 
 def test_a_client_whose_entry_was_taken_is_fenced_off(make: Maker) -> None:
-    """It was proven dead, wrongly: what it still writes must not be committed."""
+    """The client was wrongly declared dead, and its later writes must not be committed."""
     from shmbuffer import BufferNeedsRestart
 
     engine = make(alpha=1.0)
@@ -411,7 +411,7 @@ def test_a_client_whose_entry_was_taken_is_fenced_off(make: Maker) -> None:
         write(ring, [1])
     second.close()
     write(ring_of(third), [])
-    free_at_once = engine.path is None  # else there is a file that it still holds
+    free_at_once = engine.path is None  # otherwise the client still holds a file
     assert engine.seat.registry.live() == [(0, 1), (1 if free_at_once else 2, 3)]
     assert contents(ring_of(engine)) == {}
     require_sound(engine)
@@ -475,7 +475,8 @@ def test_entries_have_liveness_files_that_stay(make_files: Maker) -> None:
 def test_a_pid_of_another_pid_namespace_says_nothing(fast_path: Path) -> None:
     with Engine.open(fast_path, Settings(capacity=8)) as engine:
         entries = engine.seat.control.entries
-        entries["pid_namespace"][0] += 1  # its lock file, which we hold, says that it lives
+        # its lock file, which this process holds, shows that it is alive
+        entries["pid_namespace"][0] += 1
         client = engine.clients()[0]
         assert (client.alive, client.state) == (True, "other container")
         entries["pid_namespace"][0] -= 1

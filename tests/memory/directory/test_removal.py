@@ -1,4 +1,4 @@
-"""What the next start may sweep away, and what only looks like it."""
+"""Which directories the next start may remove, and which ones it must keep."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Abandoned = Callable[[str], Path]
 
 @pytest.fixture
 def abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Abandoned:
-    """Makes a buffer whose process is killed, in a directory named after it."""
+    """Makes a buffer whose process is killed, in a directory named after the process."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def make(kind: str) -> Path:

@@ -1,7 +1,8 @@
-"""A copy that is put back in place within one boot, and a snapshot that is rolled back, are told.
+"""Backups that are restored in place within one boot, and snapshots, are detected.
 
-The backups here are of no single moment, as those that are made beside writers: leaves of one,
-control and slots of a later one. Believed, each of their items is torn.
+The backups in these tests are not snapshots, like any backup made beside writers: the leaves are
+from one time, the control file and slots from a later one. If they were trusted, each item would be
+torn.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SETTINGS = Settings(capacity=8, alpha=1.0, eps=0.0)
 TOOLS = {
     "cp -rT": ["cp", "-rT", "{backup}", "{path}"],
     "cp -aT": ["cp", "-aT", "{backup}", "{path}"],
-    # -I: it passes over files of the same size and time, which those of a map in memory are.
+    # -I: rsync skips files of the same size and time, as files of memory maps are.
     "rsync -rI --inplace": ["rsync", "-rI", "--inplace", "{backup}/", "{path}/"],
     "rsync -aI --inplace": ["rsync", "-aI", "--inplace", "{backup}/", "{path}/"],
     "tar --overwrite": ["sh", "-c", "tar -C {backup} -c . | tar -C {path} -x --overwrite"],
@@ -45,7 +46,7 @@ def path(request: pytest.FixtureRequest, fast_path: Path, on_disk: Path) -> Path
 
 
 def killed(path: Path, settings: Settings = SETTINGS) -> Path:
-    """Items 8 to 15, whose writer was killed, and a backup with items 4 to 11, of two moments."""
+    """Makes items 8 to 15, whose writer was killed, and a backup with items 4 to 11."""
     backup = path.with_name("backup")
 
     def victim(parent: object) -> None:
@@ -65,8 +66,8 @@ def killed(path: Path, settings: Settings = SETTINGS) -> Path:
 
 
 def tick() -> None:
-    """Until the kernel's clock for files has moved on."""
-    coarse = 5  # CLOCK_REALTIME_COARSE of linux/time.h, which Python has no name for
+    """Waits until the kernel's clock for files has advanced."""
+    coarse = 5  # CLOCK_REALTIME_COARSE of linux/time.h, which Python does not name
     now = time.clock_gettime_ns(coarse)
     while time.clock_gettime_ns(coarse) == now:
         pass
@@ -128,7 +129,7 @@ def test_one_leaf_that_is_put_back_with_its_times_is_found(path: Path) -> None:
 
 
 def test_a_directory_that_was_removed_and_copied_back_is_never_believed(path: Path) -> None:
-    """The file system may give the same inode numbers out again."""
+    """The file system may reuse the inode numbers."""
     backup = killed(path)
     shutil.rmtree(path)
     tick()
@@ -139,14 +140,14 @@ def test_a_directory_that_was_removed_and_copied_back_is_never_believed(path: Pa
 
 
 def test_without_checksums_a_restored_directory_is_taken_as_it_is(path: Path) -> None:
-    """Nothing could tell its items apart: `recover` does not drop them all."""
+    """No checksum can verify the items, so `recover` does not drop them all."""
     put_back("cp -rT", killed(path, replace(SETTINGS, checksum=False)), path)
     report = recover(path)
     assert (report.reason, report.items) == ("no client alive", 8)
 
 
 def test_a_claim_that_was_open_is_finished_where_the_bytes_may_be_the_writer_s(path: Path) -> None:
-    """A file that was only touched: its batch is whole, as after any death."""
+    """The file was only touched: its batch is complete, as after any death."""
 
     def victim(parent: object) -> None:
         with Engine.open(path, SETTINGS) as engine:
@@ -201,7 +202,7 @@ def test_without_checksums_there_is_nothing_to_verify_and_nothing_is_dropped(pat
 
 @contextmanager
 def mounted(image: Path, at: Path) -> Iterator[Path]:
-    """An ext4 file system in a file, if this process may mount one."""
+    """Mounts an ext4 file system from a file, if this process may mount one."""
     at.mkdir(exist_ok=True)
     done = subprocess.run(
         ["mount", "-o", "loop", image, at], capture_output=True, text=True, timeout=30
@@ -215,7 +216,7 @@ def mounted(image: Path, at: Path) -> Iterator[Path]:
 
 
 def elsewhere(program: str, path: Path) -> str:
-    """What a process of its own prints: this one keeps maps, and nothing mapped is unmounted."""
+    """Runs a program in another process, because maps of this one would block the unmount."""
     done = subprocess.run(
         [sys.executable, "-c", program, path], capture_output=True, text=True, timeout=60
     )
@@ -238,7 +239,7 @@ print(json.dumps(recover(sys.argv[1]).to_json()))
 
 @pytest.mark.full
 def test_a_snapshot_that_is_rolled_back_is_verified(on_disk: Path) -> None:
-    """Times and inodes are as they were: what the kernel kept in memory is not."""
+    """Times and inodes are unchanged, but the kernel's memory is not."""
     image, snapshot, at = on_disk / "image", on_disk / "snapshot", on_disk / "mounted"
     with image.open("wb") as file:
         file.truncate(64 * 2**20)

@@ -1,7 +1,7 @@
-"""Costs follow what was written and not the capacity: what nobody has written is not looked at.
+"""Costs depend on the written slots rather than on the capacity: other pages are not read.
 
-To look at a page of a file in memory makes it, and the file system says which pages there are: so
-what was looked at is counted, not timed.
+Reading a page of a file in memory allocates it, and the file system reports the allocated pages.
+The tests therefore count the pages and measure no time.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shmbuffer.memory.upkeep.check import check
 from tests.kit.rings import ring_of
 from tests.memory.rows import Parent, child, contents, sample, schema, write
 
-LARGE, FEW = 2**19, 1000  # slots: 18 MB of slots file, of which some dozen pages are written
+LARGE, FEW = 2**19, 1000  # slots: an 18 MB slots file, of which about a dozen pages are written
 MOST = 64 * layout.PAGE
 
 
 @pytest.fixture
 def path(fast_path: Path) -> Path:
-    """A large ring with a few items, prioritized; everybody has left."""
+    """Makes a large prioritized ring with a few items, which all clients have left."""
     where = fast_path / "buffer"
     with Engine.open(where, Settings(capacity=LARGE, alpha=0.6, reserve=False)) as engine:
         ring = engine.define(schema(LARGE))
@@ -42,7 +42,7 @@ def path(fast_path: Path) -> Path:
 
 
 def data_bytes(path: Path) -> int:
-    """How much of the slots file has data."""
+    """Returns the allocated bytes of the slots file."""
     found, at = 0, 0
     with open(path / layout.SLOTS, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -57,13 +57,13 @@ def data_bytes(path: Path) -> int:
 
 
 def mapped_bytes(path: Path) -> int:
-    """How much of the slots file this process has looked at since it was mapped."""
+    """Returns the bytes of the slots file that this process has read since it mapped the file."""
     _, *maps = Path("/proc/self/smaps").read_text().split(str(path / layout.SLOTS))
     return sum(int(part.split("Rss:")[1].split()[0]) * 1024 for part in maps)
 
 
 def killed(path: Path, count: int = 5) -> None:
-    """A client writes and is killed without leaving."""
+    """Runs a client that writes and is killed without leaving."""
 
     def victim() -> None:
         engine = Engine.open(path, None)
@@ -156,12 +156,13 @@ def test_a_full_ring_that_everybody_left_is_attached_without_a_look_at_its_slots
         assert mapped_bytes(path) < 2**20
     killed(path)
     with Engine.open(path, None) as engine:
-        assert mapped_bytes(path) > 8 * capacity  # its words and more: somebody may have died in it
+        # all words and more, because a client may have died in the mutex
+        assert mapped_bytes(path) > 8 * capacity
         assert engine.check().ok
 
 
 def spoil(path: Path, section: str, at: int) -> None:
-    """A number far beyond what was written is not zero."""
+    """Writes a number far beyond the written slots."""
     where = _core.sections(LARGE, 1)[section] + 8 * at
     with open(path / layout.SLOTS, "r+b") as file:
         file.seek(where)

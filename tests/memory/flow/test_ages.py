@@ -1,4 +1,4 @@
-"""The gate by age: nobody writes what will be too old before a learner comes to it."""
+"""The staleness gate: no writer writes items that will be too old when a learner reads them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(ring: Ring, count: int) -> int:
 
 
 def goes(ring: Ring, count: int) -> bool:
-    """Whether so many items may be written now; they are."""
+    """Writes ``count`` items if the gate admits them now; returns whether it did."""
     try:
         with deadline.limit_waits(0):
             write(ring, count)
@@ -67,7 +67,7 @@ def test_a_claim_counts_from_its_beginning_and_no_more_once_it_is_given_back(
 
 @pytest.mark.parametrize("since", ["the gate is set", "the buffer is emptied", "a load"])
 def test_versions_and_items_count_from_where_they_last_began(engine: Engine, since: str) -> None:
-    """A version that goes back counts for nothing, and the next ones count as before."""
+    """A version that decreases has no effect, and later versions count as before."""
     ring, gate = ring_of(engine), replace(GATE, samples_per_insert=1.0, min_size=8, error_buffer=50)
     if since == "the gate is set":
         assert goes(ring, 30)
@@ -106,7 +106,7 @@ def test_the_ratio_that_passes_without_a_learner_does_not_open_the_gate(engine: 
 
 
 class Rollout:
-    """A reservation, with the version that it begins with."""
+    """A reservation, with the version at its beginning."""
 
     def __init__(self, line: Line, count: int) -> None:
         self.line, self.version = line, line.version
@@ -114,7 +114,7 @@ class Rollout:
             self.name = line.ring.reservations.reserve(count)
 
     def commit(self, *versions: int) -> list[bool]:
-        """Which of the items are young enough at their turn; they are written if all are."""
+        """Returns which items will be young enough when they are read; writes them if all are."""
         ages = np.array(versions or [self.version])
         young = np.ones(len(ages), np.bool_)
         with self.line.ring.reservations.hold(self.name, ages, young), suppress(TooOld):
@@ -126,7 +126,7 @@ class Rollout:
 
 
 class Line:
-    """A buffer with a gate, and the versions of the items in it, by their tickets."""
+    """A buffer with a gate, and the versions of its items by their tickets."""
 
     def __init__(self, engine: Engine, limiter: RateLimiter = GATE) -> None:
         self.engine, self.ring = engine, ring_of(engine)
@@ -142,7 +142,7 @@ class Line:
         return Rollout(self, count)
 
     def fill(self) -> int:
-        """Rollouts of this moment, as many as begin."""
+        """Begins as many rollouts as the gate admits."""
         for count in itertools.count():
             try:
                 rollout = self.begin()
@@ -157,7 +157,7 @@ class Line:
             yield ring_of(engine).consumers.open("learner")
 
     def learn(self, consumer: Consumer, *, publish: bool = True) -> int:
-        """From a batch; returns how many versions behind its oldest item was."""
+        """Learns from a batch; returns how many versions behind its oldest item was."""
         taken = consumer.take(4)
         behind = self.version - min(self.versions[ticket] for ticket in taken.tickets.tolist())
         assert consumer.ack(taken.lease, taken.slots, taken.tickets).refused == 0
@@ -174,7 +174,7 @@ def test_a_rollout_that_others_overtake_is_refused_at_the_first_turn_that_is_too
     assert line.fill() == 10
     consumer_version.increment(engine.seat)
     assert line.begin().commit() == [True]
-    assert slow[0].commit() == [True]  # in the last place for version 0
+    assert slow[0].commit() == [True]  # the last item of version 0
     assert slow[1].commit() == [False]
     assert line.ring.write_count == 12
     slow[1].give_back()
@@ -223,7 +223,7 @@ def test_a_version_that_comes_behind_the_claim_counts_at_the_commit(engine: Engi
 def test_a_learner_that_acknowledges_and_never_publishes_stops_nobody(
     engine: Engine, staleness: int
 ) -> None:
-    """The next one says that it has come, and its version is that of the next items."""
+    """The next learner reports its arrival, and its version applies to the next items."""
     line = Line(engine, RateLimiter(max_staleness=staleness, items_per_version=4))
     ahead = line.fill()
     assert ahead == 4 * (staleness + 1)
@@ -240,7 +240,7 @@ def test_a_learner_that_acknowledges_and_never_publishes_stops_nobody(
 def test_learners_that_publish_as_they_come_make_what_waits_one_version_later(
     engine: Engine,
 ) -> None:
-    """That one of each start counts until the next batch, and not one more for each start."""
+    """The version of each start counts until the next batch, and no version is counted twice."""
     line = Line(engine)
     behind = []
     for _ in range(6):

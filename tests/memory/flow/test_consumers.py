@@ -1,4 +1,4 @@
-"""Each consumer is given each item once; again only if its holder died, or let its lease end."""
+"""Each consumer gets each item once, or again if the holder died or its lease ended."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_could_be_given_is_counted(make: Maker) -> None:
     assert consumer.available(8) == 5
     consumer.take(1, 1e-9)
     assert consumer.available(8) == 5, "a lease that is over, and what is new"
-    consumer.take(3)  # the first of them again
+    consumer.take(3)  # the first of them for the second time
     assert consumer.available(8) == 2
     consumer.take(2, 1e-9)
     assert consumer.available(8) == 2, "nothing is new"
@@ -79,7 +79,7 @@ def test_what_an_interrupted_call_has_taken_is_given_to_others(make: Maker, way:
     write(ring, range(3))
 
     def interrupt(frame: object, event: str, what: object) -> None:
-        """As a signal that came while the core was at work."""
+        """Raises as a signal would that arrived while the core was at work."""
         if event == "c_return" and getattr(what, "__name__", "") in ("deliver", "claim_groups"):
             sys.setprofile(None)
             raise KeyboardInterrupt
@@ -285,7 +285,7 @@ def test_a_writer_waits_for_the_slowest_consumer_and_names_it(make_files: Maker)
 
 
 def done_but_for(consumer: Consumer, count: int, left: int) -> None:
-    """Of so many items the oldest ones are given back, and the others acknowledged."""
+    """Returns the oldest of ``count`` items and acknowledges the others."""
     taken = consumer.take(count)
     consumer.ack(taken.lease, taken.slots[left:], taken.tickets[left:])
     consumer.give_back(taken.lease)

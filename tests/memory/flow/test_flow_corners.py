@@ -1,4 +1,4 @@
-"""Limits in one ring: what counts, what those leave who give up or die, and who waits for whom."""
+"""Limits in one ring: counts, the effect of clients that give up or die, and mutual waits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 
 def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
-    """Who reaps its owner found it counted still, took it off again, and pending was below 0."""
+    """A reaper found the claim still counted and subtracted it twice, so pending fell below 0."""
     ring = ring_of(engine)
     engine.set_limiter(RATIO)
     assert dies(
@@ -66,7 +66,7 @@ def test_a_claim_that_ended_in_a_repair_is_settled_once(engine: Engine) -> None:
 
 @pytest.mark.parametrize("end", ["abort", "die", "empty"])
 def test_a_queue_full_of_what_nobody_will_commit_has_room(engine: Engine, end: str) -> None:
-    """Writers waited for samplers to take it, and samplers for writers."""
+    """Writers waited for samplers to take the items, and samplers waited for writers."""
     ring = ring_of(engine)
     if end == "empty":
         write(ring, range(5))
@@ -99,7 +99,7 @@ def test_a_gap_in_the_middle_of_a_queue_is_passed(engine: Engine) -> None:
 
 
 def writes_step_by_step(path: Path, numbers: list[int]) -> Callable[[Parent], None]:
-    """A process that writes these items, and stands still when it has claimed their slots."""
+    """Runs a process that writes these items and pauses after it has claimed their slots."""
 
     def work(parent: Parent) -> None:
         with Engine.open(path, None) as writer:
@@ -111,7 +111,7 @@ def writes_step_by_step(path: Path, numbers: list[int]) -> Callable[[Parent], No
 
 @pytest.mark.parametrize("before", [3, 6])
 def test_items_written_while_a_queue_is_emptied_are_handed_out(engine: Engine, before: int) -> None:
-    """Also where it lies around the ring's end."""
+    """The items may also lie around the end of the ring."""
     ring = ring_of(engine)
     engine.set_limiter(QUEUE)
     write(ring, range(before))
@@ -127,7 +127,7 @@ def test_items_written_while_a_queue_is_emptied_are_handed_out(engine: Engine, b
 
 
 def test_a_claim_that_is_open_when_a_queue_is_set_comes_out_in_its_turn(engine: Engine) -> None:
-    """Once, also where it was claimed laps before and the buffer is emptied meanwhile."""
+    """Each item comes out once, also if it was claimed laps before and the buffer is emptied."""
     ring = ring_of(engine)
     write(ring, range(6))
     with child(writes_step_by_step(path_of(engine), [100, 101, 102])) as writer:
@@ -135,7 +135,7 @@ def test_a_claim_that_is_open_when_a_queue_is_set_comes_out_in_its_turn(engine: 
         for number in (21, 22):
             place(ring, [3], [number], in_place=False)
         engine.set_limiter(QUEUE)
-        assert take(ring, 5) == [1, 2, 22, 4, 5]  # the claim has taken the place of 0
+        assert take(ring, 5) == [1, 2, 22, 4, 5]  # the claim has replaced 0
         assert not goes(lambda: take(ring, 1))
         ring.empty()
         writer.go()
@@ -147,7 +147,7 @@ def test_a_claim_that_is_open_when_a_queue_is_set_comes_out_in_its_turn(engine: 
 
 
 def test_a_queue_of_records_evicts_nothing_that_it_has_not_handed_out(tmp_path: Path) -> None:
-    """The byte ring was full before its slots were, and the oldest items went unread."""
+    """The byte ring was full before the slots were, and the oldest items were not read."""
     kind, large = "short records", LARGE
     with Engine.open(tmp_path / "buffer", replace(settings(kind), alpha=None)) as engine:
         ring = engine.define(schema(kind))
@@ -166,7 +166,7 @@ def test_a_queue_of_records_evicts_nothing_that_it_has_not_handed_out(tmp_path: 
 
 @pytest.mark.parametrize("end", ["abort", "die"])
 def test_below_min_size_inserts_do_not_wait_for_samples(engine: Engine, end: str) -> None:
-    """A full ring whose writer gave up has too few items to sample, and the ratio held writers."""
+    """A full ring whose writer gave up had too few items, and the ratio held writers back."""
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=8, error_buffer=4))
     write(ring, range(12))
@@ -192,7 +192,7 @@ def test_below_min_size_inserts_do_not_wait_for_samples(engine: Engine, end: str
 
 
 def test_a_first_fill_that_misses_min_size_by_little_goes_on(engine: Engine) -> None:
-    """Batches of 4 up to 7: one is missing, the next batch is 3 too many, and 2 are allowed."""
+    """Batches of 4 up to 7: one item is missing, the next batch is 3 too many, 2 are allowed."""
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(samples_per_insert=1, min_size=5, error_buffer=2.5))
     assert goes(lambda: write(ring, range(4)))
@@ -255,7 +255,7 @@ def test_a_sample_that_passes_counts_for_nothing_also_if_it_fails(engine: Engine
     ring.seat.native.bypass(PASSES_ONCE)
     assert ring.admission.admit(8) == 0
     ring.admission.cancel(0)
-    ring.admission.cancel(8)  # of the draw before: this thread's last one was not counted
+    ring.admission.cancel(8)  # of the earlier draw: this thread's last draw was not counted
     assert ring.admission.rate_status().ahead == -8
 
 
@@ -273,7 +273,7 @@ def test_taking_nothing_from_a_queue_releases_no_other_take(engine: Engine) -> N
 
 
 def test_a_waiter_learns_that_its_queue_was_removed(engine: Engine) -> None:
-    """It asked again and again for 5 s, and was told that the buffer is empty."""
+    """The waiter tried again for 5 s and was told that the buffer is empty."""
     ring, found = ring_of(engine), list[bool]()
     engine.set_limiter(QUEUE)
     write(ring, range(3))
@@ -288,7 +288,7 @@ def test_a_waiter_learns_that_its_queue_was_removed(engine: Engine) -> None:
 
 
 def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -> None:
-    """It attached again, asked through the old handle, and repeated that without an end."""
+    """The child attached again, asked through the old handle, and repeated this forever."""
     ring = ring_of(engine)
     engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4, max_times_sampled=1))
     write(ring, range(4))
@@ -308,7 +308,7 @@ def test_the_child_of_a_fork_is_limited_through_its_own_handle(engine: Engine) -
 
 @contextmanager
 def a_stopped_client_waits(path: Path, ring: Ring, call: Callable[[Ring], object]) -> Iterator[int]:
-    """Another process that waits in the call, and is stopped before it can be told anything."""
+    """Runs another process that waits in the call and is stopped before it is woken."""
 
     def says_that_it_waits(engine: Engine, parent: Parent) -> None:
         while not engine.seat.control.entries["waits_for"][engine.seat.entry]:
@@ -327,7 +327,7 @@ def a_stopped_client_waits(path: Path, ring: Ring, call: Callable[[Ring], object
 
 
 def stop(pid: int, ring: Ring) -> None:
-    """Stops a client that waits, at a moment when it does not hold the mutex."""
+    """Stops a waiting client while it does not hold the mutex."""
     while True:
         os.kill(pid, signal.SIGSTOP)
         os.waitpid(pid, os.WUNTRACED)
@@ -363,7 +363,7 @@ def test_the_side_that_looks_is_told_that_both_sides_wait_for_each_other(
     says: str,
     told: str,
 ) -> None:
-    """Of a queue neither was: both waited for ever."""
+    """With a queue, neither side was told: both waited forever."""
     ring = ring_of(engine)
     engine.set_limiter(limiter)
     write(ring, range(before))
@@ -394,11 +394,11 @@ def test_the_side_that_looks_is_told_that_both_sides_wait_for_each_other(
 def test_two_threads_of_one_handle_are_told_that_they_wait_for_each_other(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One entry of the registry waits for both sides; whichever thread looks first is told."""
+    """Both sides wait under a single registry entry; the first thread to check gets the error."""
     monkeypatch.setattr(waiting, "CHECK_INTERVAL_S", 0.0)
     ring = ring_of(engine)
     engine.set_limiter(TWO)
-    write(ring, range(4))  # 6 ahead: 2 more would be 10, and 15 drawn would be -9
+    write(ring, range(4))  # 6 ahead: 2 more would make 8 + 2, and a draw of 15 would make -9
     errors: list[str] = []
 
     def draw() -> None:
@@ -406,7 +406,7 @@ def test_two_threads_of_one_handle_are_told_that_they_wait_for_each_other(
             ring.admission.admit(15)
         except RateLimitError as error:
             errors.append(str(error))
-            ring.admission.admit(4)  # so that the other one goes on
+            ring.admission.admit(4)  # lets the other thread continue
 
     sampler = threading.Thread(target=draw)
     sampler.start()
@@ -422,7 +422,7 @@ def test_two_threads_of_one_handle_are_told_that_they_wait_for_each_other(
 def test_a_stopped_client_that_could_go_on_is_waited_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It still says that it waits, but no bigger buffer would help."""
+    """The client still shows as waiting, but a larger buffer would not help."""
     monkeypatch.setattr(waiting, "CHECK_INTERVAL_S", 0.0)
     ring = ring_of(engine)
     engine.set_limiter(TWO)
@@ -459,7 +459,7 @@ def test_the_registry_says_what_a_client_waits_for(engine: Engine) -> None:
 def test_a_write_that_waited_for_samples_has_its_full_time_for_a_slot(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the 5 s that a write waits for a slot, none goes while it waits for the other side."""
+    """A write waits up to 5 s for a slot, without the time that it waits for the other side."""
     ring = ring_of(engine)
     engine.set_limiter(TWO)
     late = [0.0]
@@ -484,7 +484,7 @@ def test_a_write_that_waited_for_samples_has_its_full_time_for_a_slot(
         other.reached()
 
         def lifted(*_: object) -> None:
-            late[0] += 100  # that it has waited by now
+            late[0] += 100  # by now it has waited
             engine.set_limiter(None)
             other.go()
             other.reached()
@@ -507,7 +507,7 @@ def test_a_write_that_waited_for_samples_has_its_full_time_for_a_slot(
 def test_a_claim_that_is_open_when_the_first_limiter_is_set_counts(
     engine: Engine, placed: bool
 ) -> None:
-    """It did not, and others wrote past the error buffer by as much."""
+    """The claim was not counted, and other writers exceeded the error buffer by that amount."""
     ring = ring_of(engine)
     write(ring, [0])
 
@@ -541,12 +541,12 @@ def test_a_change_in_place_counts_for_no_limiter(engine: Engine) -> None:
 
 
 LARGE = [9, 28, 47, 18, 37, 56, 65, 75]
-"""Numbers of records of 650 bytes and more; there is room for five."""
+"""Numbers of records of at least 650 bytes; the ring has space for five."""
 
 
 @contextmanager
 def full_of_records(path: Path) -> Iterator[Ring]:
-    """A queue whose bytes are full, and a stopped process that waits to write one more."""
+    """Makes a queue whose bytes are full, and a stopped process that waits to write one more."""
     kind = "short records"
     with Engine.open(path, replace(settings(kind), alpha=None)) as engine:
         ring = engine.define(schema(kind))
@@ -557,7 +557,7 @@ def full_of_records(path: Path) -> Iterator[Ring]:
 
 
 def test_both_sides_are_told_that_a_queue_has_too_few_bytes_for_them(tmp_path: Path) -> None:
-    """Both waited for ever: its slots were not full."""
+    """Both sides waited forever, because the slots were not full."""
     with full_of_records(tmp_path / "buffer") as ring:
         index = np.empty(6, np.int64)
         with pytest.raises(RateLimitError) as raised, deadline.limit_waits(20):
@@ -615,10 +615,10 @@ def test_an_abort_gives_back_what_it_was_counted_for(engine: Engine) -> None:
 
 
 def test_a_waiter_for_the_other_side_is_woken_by_any_change_it_needs(engine: Engine) -> None:
-    """Not by its slice of a few milliseconds alone."""
+    """The waiter does not depend on its polling interval of a few milliseconds."""
     ring, runtime = ring_of(engine), engine.seat.control.runtime
     engine.set_limiter(QUEUE)
-    runtime["limited"] = 1  # somebody, as far as others can see
+    runtime["limited"] = 1  # looks like another waiter
 
     def wakes(act: Callable[[], object]) -> None:
         before = int(runtime["progress"][0])
@@ -644,7 +644,7 @@ def test_a_waiter_for_the_other_side_is_woken_by_any_change_it_needs(engine: Eng
 def test_sides_that_damage_has_set_apart_start_again(
     tmp_path: Path, field: str, wrong: int
 ) -> None:
-    """One of them waited for ever, also after a recovery."""
+    """Either side could wait forever, also after a recovery."""
     path = tmp_path / "buffer"
     with Engine.open(path, Settings(capacity=CAPACITY)) as engine:
         ring = engine.define(schema())
@@ -670,7 +670,7 @@ def test_sides_that_damage_has_set_apart_start_again(
     [("samples_per_insert", 0.0), ("error_buffer", 0.5), ("limits", 2), ("limits", 9)],
 )
 def test_an_impossible_limiter_is_ignored(engine: Engine, field: str, wrong: float) -> None:
-    """A caller got a ValueError about numbers that it had not given."""
+    """A caller got a ValueError about numbers that it had not passed."""
     engine.set_limiter(RateLimiter(samples_per_insert=1, error_buffer=4))
     block = engine.seat.control.limiter_block(
         int(engine.seat.control.runtime["limiter_version"][0])
@@ -684,7 +684,7 @@ def test_an_impossible_limiter_is_ignored(engine: Engine, field: str, wrong: flo
 
 
 def test_a_queue_that_begins_behind_the_head_is_named_and_mended(tmp_path: Path) -> None:
-    """What is in it would never come out."""
+    """Its items would never be delivered."""
     queue = RateLimiter(max_times_sampled=1)
     with Engine.open(tmp_path / "buffer", Settings(CAPACITY)) as engine:
         ring = engine.define(schema("rows"))

@@ -1,4 +1,4 @@
-"""Admission: compared with Reverb's own decisions, and with a model of it for whole batches."""
+"""Admission is compared with Reverb's own decisions, and with a model for whole batches."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from tests.selection import seeds
 
 CAPACITY = 1024
 LONG_NS = 5 * 10**9
-#: (samples_per_insert, min_size, error_buffer) -> decisions about single items: i, s: an insert or
-#: a sample was let through; I, S: it was not. Of dm-reverb 0.14.0 (`reverb.Table.can_insert` and
-#: `can_sample` of a table with ``SampleToInsertRatio(samples_per_insert, min_size, error_buffer)``,
-#: asked before each step of a random walk; what it lets through was inserted or sampled).
+#: (samples_per_insert, min_size, error_buffer) -> decisions about single items. i, s: an insert or
+#: a sample was admitted; I, S: it was refused. Recorded with dm-reverb 0.14.0:
+#: `reverb.Table.can_insert` and `can_sample` of a table with
+#: ``SampleToInsertRatio(samples_per_insert, min_size, error_buffer)`` were called before each step
+#: of a random walk, and admitted items were inserted or sampled.
 RECORDED = {
     (1.0, 1, 1.0): (
         "SSSiiIIssSSSSSSSiissSiiIIIIIssSiiIIIssSiissSiiIIIIssSisSiiIsiIsiIssiiIssiiIIIIssSSiiIIsi"
@@ -56,15 +57,15 @@ ROUNDING = 1e-6
 
 @dataclass
 class Model:
-    """Reverb's rule for batches, with claims that are open.
+    """Reverb's rule, applied to batches with open claims.
 
     Source: reverb/cc/rate_limiter.cc, ``CanInsert`` and ``CanSample``, which decide about single
     items.
 
     Attributes:
-        counted: elements written since the ratio counts; below 0 as long as they are free.
+        counted: elements written since the ratio applies; below 0 while inserts are free.
         drawn: elements sampled since then.
-        size: elements that are there.
+        size: elements that are stored.
         open: elements of each handle's open claim.
     """
 
@@ -80,7 +81,7 @@ class Model:
 
     @property
     def ahead(self) -> float:
-        """With what is being written."""
+        """Returns the lead of the inserts, including open claims."""
         return (self.counted + sum(self.open)) * self.ratio - self.drawn
 
     def may_insert(self, count: int) -> bool:
@@ -98,7 +99,7 @@ class Model:
 
 @pytest.fixture
 def handles(tmp_path: Path) -> Iterator[list[Engine]]:
-    """Several of one buffer."""
+    """Makes several handles on one buffer."""
     path = tmp_path / "buffer"
     with Engine.open(path, Settings(capacity=CAPACITY)) as first:
         first.define(Schema((Leaf(("number",), "int64", ()),), CAPACITY))
@@ -109,7 +110,7 @@ def handles(tmp_path: Path) -> Iterator[list[Engine]]:
 
 
 def claims(ring: Ring, count: int) -> bool:
-    """Whether a claim is admitted; if so, it is open."""
+    """Tries to claim; True if the claim is admitted, which is then open."""
     status = ring.seat.native.claim(count, 0, LONG_NS)
     if status >= 0:
         return True
@@ -169,7 +170,7 @@ def limiter_of(draw: random.Random) -> RateLimiter:
 
 
 def fresh(limiter: RateLimiter, size: int, still_open: list[int]) -> Model:
-    """Of a ratio that counts from now on."""
+    """Makes the model of a ratio that applies from now on."""
     return Model(limiter, min(0, size - limiter.min_size), 0, size, still_open)
 
 
@@ -183,7 +184,7 @@ def test_batches_of_several_handles_go_on_as_the_model_says(
     limiter = limiter_of(draw)
     handles[0].set_limiter(limiter)
     model = fresh(limiter, 0, [0] * len(rings))
-    overshoot = 0.0  # of a batch that was let through while too few were there to sample
+    overshoot = 0.0  # excess of a batch that was admitted while there were too few items to sample
     went = {"insert": 0, "sample": 0, "refused": 0}
     for step in range(220):
         who = draw.randrange(len(rings))
@@ -211,7 +212,7 @@ def test_batches_of_several_handles_go_on_as_the_model_says(
             continue
         elif what == "empty":
             ring.empty()
-            model.open[who] = 0  # its own claim is given up
+            model.open[who] = 0  # its own claim is abandoned
             model = fresh(model.limiter, 0, model.open)
             overshoot = 0.0
             continue
@@ -219,7 +220,7 @@ def test_batches_of_several_handles_go_on_as_the_model_says(
             limiter = limiter_of(draw)
             handles[who].set_limiter(limiter)
             model = fresh(limiter, model.size, model.open)
-            overshoot = model.ahead - limiter.tolerance  # of what is open already
+            overshoot = model.ahead - limiter.tolerance  # of the claims that are already open
             continue
         else:
             continue

@@ -1,4 +1,4 @@
-"""The quota of one ring among several: how much may be written into it, also when processes die."""
+"""The quota of one of several rings limits how much may be written, also after deaths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.memory.rows import Parent, child, schema, write
 
 @pytest.fixture
 def engine(fast_path: Path) -> Iterator[Engine]:
-    """Eight slots, empty, and nothing may be written yet."""
+    """Makes an empty buffer of eight slots whose quota is 0."""
     with Engine.open(fast_path / "buffer", Settings(capacity=8)) as engine:
         engine.define(schema())
         engine.set_limiter(Quota(0))
@@ -55,7 +55,7 @@ def test_a_quota_that_is_given_twice_is_given_once(engine: Engine, ring: Ring) -
     engine.set_limiter(Quota(4))
     write(ring, range(2))
     refused(ring, range(1))
-    engine.set_limiter(Quota(1))  # what is written stays written, and the next has to wait
+    engine.set_limiter(Quota(1))  # written items stay, and the next write has to wait
     refused(ring, range(1))
     engine.set_limiter(Quota(5))
     write(ring, range(1))

@@ -1,7 +1,7 @@
-"""Reservations of several handles, compared with a model that is told from the rules alone.
+"""Reservations of several handles, compared with a model that follows the rules alone.
 
-Where there is a gate by age, an item's place in line says by which version it is learned from. The
-numbers are checked under every order of calls; that nobody waits for ever is `tests/model/ages.py`.
+With a staleness gate, an item's position determines the version that learns from it. The numbers
+are checked under every order of calls. `tests/model/ages.py` checks that no process waits forever.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ LIMITERS = {
 
 @dataclass
 class Model:
-    """What is there, in numbers.
+    """The state of the buffer, in numbers.
 
     Attributes:
         written, taken: items committed; items drawn.
-        version: of the learners.
-        first, began: the item that learners came to with version ``began``; versions count there.
-        drew: handles that have drawn, and live.
+        version: the version of the learners.
+        first, began: learners reached item ``first`` with version ``began``; versions count from
+        there.
+        drew: handles that have drawn and are alive.
         held: (handle, name) -> items of its reservations.
-        head: tickets that were used, those of claims given up included.
+        head: the number of tickets that were used, including those of abandoned claims.
     """
 
     limiter: RateLimiter
@@ -62,7 +63,7 @@ class Model:
 
     @property
     def allowed(self) -> int:
-        """Items that may be written while learners have this version."""
+        """Returns the number of items that may be written while learners have this version."""
         staleness, each = self.limiter.max_staleness, self.limiter.items_per_version
         assert staleness is not None
         assert each is not None
@@ -73,13 +74,13 @@ class Model:
         return self.first + (versions + staleness + 1) * each
 
     def admits(self, count: int) -> bool:
-        """A write of so many items, or a reservation for them."""
+        """True if a write of ``count`` items, or a reservation for them, is admitted."""
         limiter, after = self.limiter, self.written + self.reserved + count
         if limiter.max_times_sampled and after > self.taken + CAPACITY:
             return False
         if limiter.items_per_version is not None:
             if after == count:
-                self.began = self.version  # nothing was written
+                self.began = self.version  # no item was written
             if after > self.allowed:
                 return False
         if limiter.samples_per_insert is not None:
@@ -88,13 +89,13 @@ class Model:
         return True
 
     def turn(self, place: int) -> int:
-        """The version by which the item of that place is learned from."""
+        """Returns the version that learns from the item at this position."""
         if self.limiter.items_per_version is None:
             return self.version
         return self.began + max(0, place - self.first) // self.limiter.items_per_version
 
     def young(self, versions: list[int]) -> list[bool]:
-        """Which of the items, written behind one another, are not too old at their turn."""
+        """Returns which of these consecutive items will not be too old when they are read."""
         most, place, found = self.limiter.max_staleness, self.written, []
         for version in versions:
             then = max(self.version, self.turn(place))
@@ -103,7 +104,7 @@ class Model:
         return found
 
     def comes(self, who: int) -> None:
-        """A learner, for the next item."""
+        """Lets a learner come for the next item."""
         turn, is_first = self.turn(self.taken), not self.drew
         if self.limiter.max_times_sampled and (turn < self.version or is_first):
             self.first, self.began = self.taken, self.version
@@ -112,7 +113,7 @@ class Model:
 
 @contextmanager
 def handles(path: Path, limiter: RateLimiter, *, early: bool) -> Iterator[list[Engine]]:
-    """Several of one buffer, which is limited before or after it has a schema."""
+    """Makes several handles on a buffer, limited before or after it has a schema."""
     with Engine.open(path, Settings(capacity=CAPACITY)) as first:
         if early:
             first.set_limiter(limiter)
@@ -135,7 +136,7 @@ def goes(ring: Ring, count: int) -> bool:
 
 
 def commits(ring: Ring, name: int, versions: list[int]) -> list[bool]:
-    """Which items it has written: all, or none of them, and those that it would have."""
+    """Commits all or none of the items; returns which of them were young enough."""
     young = np.ones(len(versions), np.bool_)
     with ring.reservations.hold(name, np.array(versions), young), suppress(TooOld):
         write(ring, range(len(versions)))

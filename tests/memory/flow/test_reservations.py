@@ -1,4 +1,4 @@
-"""Reservations of one ring: what counts, what a claim takes over, and what it leaves."""
+"""Reservations of one ring: what they count, and what a claim consumes and leaves."""
 
 from __future__ import annotations
 

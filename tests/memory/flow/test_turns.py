@@ -1,6 +1,6 @@
-"""Writers that wait for a slot: each is woken where it can go on, and not wherever anybody is done.
+"""Writers that wait for a slot are woken only when they can continue.
 
-A waiter here sleeps until it is woken, however long that takes, and counts how often it slept.
+A waiter in these tests sleeps until it is woken, without a timeout, and counts its sleeps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.memory.rows import (
 )
 
 FOR_EVER_NS = 10**15
-OLD_S = 0.002  # of a turn that holds others back
+OLD_S = 0.002  # age of a queue position that holds others back
 
 
 class Sleeper:
-    """The core's ring, with which a wait has no end of its own."""
+    """The core's ring with waits that have no timeout."""
 
     def __init__(self, native: Any) -> None:
         self._native = native
@@ -44,7 +44,7 @@ class Sleeper:
 
 
 def waiting(stack: ExitStack, engine: Engine, turns: int, work: Callable[[Ring], object]) -> Child:
-    """A process that is asleep as the last of so many in the queue, and that may sleep once."""
+    """Runs a process that sleeps as the last of ``turns`` waiters and may sleep only once."""
 
     def wait(parent: Parent) -> None:
         engine.seat.rejoin()

@@ -1,4 +1,4 @@
-"""CRC32C: by the processor's instruction where it has one, by table where not, equal for all."""
+"""CRC32C by the processor's instruction or by table, with equal results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NATIVE = Path(shmbuffer.__file__).parent / "_native"
 
 
 def plain(data: bytes, crc: int = 0) -> int:
-    """The definition, bit by bit: reflected polynomial 0x82F63B78, inverted at both ends."""
+    """Computes the checksum by definition: reflected polynomial 0x82F63B78, inverted twice."""
     crc ^= 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -115,7 +115,7 @@ int main(void) {
 
 @pytest.mark.product(few=1)
 def test_the_table_and_the_instruction_agree(tmp_path: Path) -> None:
-    """Processors without the instruction are rare, so its stand-in is compiled on its own."""
+    """The table is compiled separately, because processors without the instruction are rare."""
     if not (NATIVE / "core/crc32c.c").exists():
         pytest.skip("the C sources are not installed")
     (tmp_path / "agree.c").write_text(PROGRAM)
@@ -132,7 +132,7 @@ def test_the_table_and_the_instruction_agree(tmp_path: Path) -> None:
 
 
 def expected(ring: Ring, number: int, slot: int, ticket: int) -> int:
-    """Of a slot: the salt of the schema, the ticket, then leaf after leaf."""
+    """Computes the checksum of a slot: the salt of the schema, the ticket, then each leaf."""
     crc = _core.crc32c(ticket.to_bytes(8, "little"), _core.crc32c(ring.schema.digest))
     numbers = np.arange(number, number + ring.width)
     for data in Rows.of(ring.schema.leaves, numbers).bytes:
@@ -180,7 +180,7 @@ def test_a_byte_that_changed_is_found(make: Maker) -> None:
 
 @pytest.mark.full
 def test_long_rows_of_a_large_leaf_get_the_same_checksums() -> None:
-    """They are moved past the cache, four at a time; what is left over, and short ones, are not."""
+    """Long rows bypass the cache four at a time; the remaining rows and short rows do not."""
     leaves = (
         Leaf(("short",), "int64", ()),
         Leaf(("long",), "uint8", (4096,)),

@@ -1,4 +1,4 @@
-"""The control file: two superblocks, of which one is always whole; what is refused, and how."""
+"""The control file has two superblocks, of which one is always intact; others are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def flip(fd: int, byte: int, bit: int = 0) -> None:
 
 
 def forge(fd: int, field: str, value: int | bytes) -> None:
-    """Writes a field and the checksum that fits, as a program of another version would."""
+    """Writes a field and the matching checksum, as a program of another version would."""
     for copy in (0, 1):
         data = np.frombuffer(page(fd, copy), layout.SUPERBLOCK).copy()
         data[field] = np.void(value.ljust(3840, b" ")) if isinstance(value, bytes) else value
@@ -97,7 +97,7 @@ def test_a_bit_that_flipped_anywhere_in_a_copy_shows(fd: int, control: Control) 
 
 @pytest.mark.parametrize("copy", [0, 1])
 def test_a_damaged_copy_is_repaired_from_the_other(control: Control, fd: int, copy: int) -> None:
-    """One flipped bit in each of its bytes; which copy is the newer one does not matter."""
+    """A flipped bit in any byte is repaired, in the newer copy or in the older one."""
     newest = control.superblock()
     for byte in range(0, 4096, 7):
         flip(fd, 4096 * copy + byte, byte % 8)
@@ -128,7 +128,7 @@ def test_a_write_that_died_half_way_leaves_what_was_there(control: Control, fd: 
 def test_a_reader_that_meets_two_writes_in_a_row_looks_again(
     control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One was half done when the first copy was looked at, the next at the second copy."""
+    """The first write was in progress at the first copy, the next write at the second copy."""
     newest = control.superblock()
     torn = iter([bytes(4096), bytes(4096)])
     look = control._page
@@ -230,7 +230,7 @@ def test_a_later_minor_version_is_read(control: Control, fd: int) -> None:
 def test_a_later_version_is_named_before_anything_else_of_it_is_read(
     control: Control, fd: int
 ) -> None:
-    """It may have states that we do not know, settings that are no JSON, its checksum elsewhere."""
+    """A later version may have unknown states, settings that are not JSON, or a moved checksum."""
     forge(fd, "format_major", 2)
     forge(fd, "state", 99)
     forge(fd, "settings", b"{]")
@@ -253,7 +253,7 @@ def test_a_whole_copy_that_says_the_impossible_is_refused(
         control.superblock()
 
 
-# What it holds.
+# Contents.
 
 
 def test_every_field_is_read_back() -> None:

@@ -1,7 +1,7 @@
-"""Golden bytes: what another version, another language or a hex dump finds in the files.
+"""Golden bytes: what another version, another language or a hex dump reads in the files.
 
-A test that fails here says that the format has changed: then `FORMAT_MAJOR` or `FORMAT_MINOR`
-moves, the tables of docs/format and CHANGELOG.md say so, and the bytes here are replaced.
+A failure here means that the format has changed. Then increase `FORMAT_MAJOR` or `FORMAT_MINOR`,
+describe the change in docs/format and CHANGELOG.md, and replace the bytes here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.memory.rows import schema, write
 
 @pytest.fixture
 def engine(fast_path: Path) -> Iterator[Engine]:
-    """Four slots, six items: tickets 2 to 5 are there."""
+    """Makes a buffer of four slots with six writes, which holds the tickets 2 to 5."""
     settings = Settings(capacity=4, alpha=1.0, eps=0.0, extra={"class": "ReplayBuffer"})
     with Engine.open(fast_path / "buffer", settings) as opened:
         write(opened.define(schema(4)), range(6))

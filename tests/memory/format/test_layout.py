@@ -1,4 +1,4 @@
-"""The layout of C, with the types that Python gives its fields, and of docs/format."""
+"""The C layout agrees with the types of the Python fields and with docs/format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Field = tuple[int, int, str]
 
 
 def fields(structure: np.dtype[np.void]) -> list[Field]:
-    """(offset, bytes, name) of each field, in order."""
+    """Returns (offset, bytes, name) of each field, in order."""
     assert structure.fields is not None
     return sorted(
         (int(offset), int(kind.itemsize), name)
@@ -43,7 +43,7 @@ def fields(structure: np.dtype[np.void]) -> list[Field]:
 
 
 def table(heading: str) -> list[Field]:
-    """The rows below a heading of docs/format/directory.md."""
+    """Returns the rows below a heading of docs/format/directory.md."""
     text = FORMAT.read_text("utf-8")
     found = re.search(rf"^#+ {heading}$(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, f"docs/format/directory.md has no heading {heading!r}"
@@ -130,7 +130,7 @@ def test_the_two_limiters_are_a_cache_line_each() -> None:
 
 
 def expected_sections(capacity: int, lanes: int) -> dict[str, int]:
-    """The slots file as layout.h and the document describe it."""
+    """Computes the slots file as layout.h and the document describe it."""
     elements, at, found = capacity * lanes, 0, {}
 
     def padded(count: int) -> int:

@@ -1,4 +1,4 @@
-"""The file of the ledger: made with the slots."""
+"""The ledger file, which is made with the slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a limiter may say, how it is changed, and that it is read back as it was set."""
+"""Settings of a limiter: valid values, changes, and reading them back unchanged."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_change_leaves_the_rest_as_it_is() -> None:
     assert limiter.changed(samples_per_insert=8) == RateLimiter(
         8, min_size=10, error_buffer=20, when_no_peer="wait"
     )
-    assert limiter.changed(samples_per_insert=30).tolerance == 30  # 20 would be too little
+    assert limiter.changed(samples_per_insert=30).tolerance == 30  # 20 would be too small
     assert limiter.changed(samples_per_insert=None) == RateLimiter(min_size=10, when_no_peer="wait")
     assert RateLimiter(4, when_no_peer="pass").changed(max_times_sampled=2).alone == Alone.QUEUE
     with pytest.raises(TypeError, match="often"):
@@ -157,7 +157,7 @@ def is_same(found: RateLimiter | None, given: RateLimiter | None) -> bool:
 
 
 def test_a_copy_of_two_settings_is_not_taken_for_one(fast_path: Path) -> None:
-    """Another process sets one of two as long as we look; a copy of both would be a third."""
+    """Another process keeps setting one of two limiters; a torn copy would be a third one."""
     settings = [
         RateLimiter(2, error_buffer=20, when_no_peer="wait"),
         RateLimiter(4, error_buffer=40, when_no_peer="error"),

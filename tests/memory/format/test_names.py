@@ -1,4 +1,4 @@
-"""Names of files and folders that are numbers."""
+"""Files and folders whose names are numbers."""
 
 from __future__ import annotations
 

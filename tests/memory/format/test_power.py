@@ -1,4 +1,4 @@
-"""Priorities become masses by a power that is the same everywhere, bit for bit."""
+"""The power that turns priorities into masses is bit-identical on every machine."""
 
 from __future__ import annotations
 

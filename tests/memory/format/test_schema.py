@@ -1,4 +1,4 @@
-"""Leaves: names, dtypes and shapes; what may be stored, how it lies on disk, what differs."""
+"""Schemas: leaf names, dtypes and shapes, refused leaves, the bytes on disk, and differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEXT = Leaf(("next", "obs"), "float32", (3, 2))
 DONE = Leaf(("done",), "bool", ())
 
 
-# What a leaf says.
+# The properties of a leaf.
 
 
 def test_a_leaf_knows_its_size_its_name_and_its_file() -> None:
@@ -64,7 +64,7 @@ def test_every_dtype_is_opaque_bytes(dtype: str) -> None:
     assert Schema((leaf,), 2).leaf_bytes == (2 * 3 * DTYPES[dtype].itemsize,)
 
 
-# What may not be stored.
+# Refused leaves.
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_sizes_that_no_file_can_have_are_refused() -> None:
         Schema((Leaf(("x",), "float64", (2**30,)),), 2**30)
 
 
-# What differs.
+# Differences.
 
 
 @pytest.mark.parametrize(

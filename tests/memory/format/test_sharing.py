@@ -1,4 +1,4 @@
-"""Observations that are stored once, at the ring: which leaves, how much room, what a slot says."""
+"""Shared next observations in the ring: which leaves, how much space, and the slot words."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Items:
 
 
 class Program:
-    """Random deeds at a ring, beside a dict of what each slot has to hold."""
+    """Random operations on a ring, beside a dict with the expected content of each slot."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -176,7 +176,7 @@ def test_without_room_a_write_is_refused_before_anything_is_marked() -> None:
 def test_a_write_without_room_waits_while_somebody_else_is_writing(
     fast_path: Path,
 ) -> None:
-    """What an open claim holds may be free in a moment."""
+    """The space of an open claim may soon be free."""
     extra = {"share_next": {"keys": [], "room": 3}}
     with Engine.open(fast_path, Settings(capacity=10, extra=extra)) as one:
         ring = one.define(Schema(LEAVES, 10))
@@ -285,7 +285,7 @@ def test_a_record_that_no_buffer_writes_is_refused(found: object) -> None:
 
 
 def test_a_next_observation_that_moves_while_it_is_copied_is_copied_again(fast_path: Path) -> None:
-    """The reader stands between its two leaves while their row is given to another item."""
+    """The reader is between its two leaves while their row is given to another item."""
     extra = {"share_next": {"keys": [], "room": 2}}
     with Engine.open(fast_path, Settings(capacity=10, extra=extra)) as engine:
         ring = engine.define(Schema(LEAVES, 10))
@@ -299,7 +299,8 @@ def test_a_next_observation_that_moves_while_it_is_copied_is_copied_again(fast_p
                 assert theirs is not None
                 out, at = Items([(0.0, 0.0, 0)]), np.zeros(1, np.int64)
                 of = at.ctypes.data
-                # Passed once a leaf: behind those with a column and the first of the others.
+                # Passed once for each leaf: after the leaves with a column and the first of the
+                # others.
                 _core.arm("sample.copy", "pause", after=3, notify_fd=tell, wait_fd=hear)
                 theirs.sample(1, 3, out.addresses, of, of, prioritized=False)
                 _core.disarm()

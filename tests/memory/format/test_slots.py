@@ -1,4 +1,4 @@
-"""The life of a slot, as its word tells it.
+"""The life of a slot, as its word records it.
 
 EMPTY ──claim──▶ WRITING ──commit──▶ COMMITTED ──claimed again──▶ WRITING ──abort──▶ ABORTED
 """
@@ -17,7 +17,7 @@ EMPTY, WRITING, COMMITTED, ABORTED = SlotState
 
 
 def life(ring: Ring) -> list[tuple[int, SlotState]]:
-    """Ticket and state of every slot."""
+    """Returns the ticket and state of every slot."""
     return [
         (int(ticket), SlotState(state))
         for ticket, state in zip(
@@ -94,12 +94,12 @@ def test_a_placed_write_takes_the_tickets_of_a_whole_lap(ring: Ring) -> None:
     place(ring, [1, 6], [21, 26])
     assert life(ring) == [
         (0, COMMITTED),
-        (9, COMMITTED),  # the lap 5..12 has 9 for slot 1
+        (9, COMMITTED),  # slot 1 has ticket 9 of the lap 5..12
         (2, COMMITTED),
         (3, COMMITTED),
         (4, COMMITTED),
         (0, EMPTY),
-        (6, COMMITTED),  # and 6 for slot 6
+        (6, COMMITTED),  # and slot 6 has ticket 6
         (0, EMPTY),
     ]
     assert ring.head == 13

@@ -1,4 +1,4 @@
-"""Streams: kept with the writer in one word, which is compared as a whole."""
+"""Streams are stored with the writer in one word, which is compared as a whole."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_streams_go_around_the_end_of_the_ring_with_their_items(engine: Engine) 
     assert streams_of(ring) == [7, 8, 9, 0, 0, 0, 5, 6]
     write(ring, range(11, 14))
     assert streams_of(ring) == [7, 8, 9, 0, 0, 0, 5, 6]
-    write_in(ring, range(20), *range(100, 120))  # of more than the capacity the last ones stay
+    # of more items than the capacity, the last ones stay
+    write_in(ring, range(20), *range(100, 120))
     assert sorted(streams_of(ring)) == list(range(112, 120))
     require_sound(engine)
 
@@ -126,7 +127,7 @@ def test_streams_are_given_as_one_number_or_as_one_each() -> None:
     assert check_streams(range(3)).tolist() == [0, 1, 2]  # type: ignore[union-attr]
     given = u32(1, 2)
     kept = check_streams(given)
-    given[0] = 2**31  # a writer that changes it while it is written
+    given[0] = 2**31  # a writer that changes its array during the write
     assert kept.tolist() == [1, 2]  # type: ignore[union-attr]
     assert expand_streams(0, 3) is expand_streams(None, 3) is None
     assert expand_streams(2, 3).tolist() == [2, 2, 2]  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Bodies of records: the form, the layout byte for byte, and what is refused."""
+"""Bodies of records: the schema, the layout byte for byte, and refused bodies."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ JOINED = Chunk("bytes", rank=1, codec=Codec.JOINED, joined=0)
 NONE = Chunk("none")
 
 
-# Items: what `assemble` is given, with the bytes of each piece.
+# Items: the arguments of `assemble`, with the bytes of each piece.
 
 
 @dataclass
 class Items:
-    """Items of one form, taken apart."""
+    """Items of one schema, split into their parts."""
 
     form: Form
     batch_dims: Ints
@@ -81,7 +81,7 @@ def items_of(
     pieces: list[list[bytes]],
     batch_dims: list[list[int]] | None = None,
 ) -> Items:
-    """Items from dims by chunk, and pieces by row."""
+    """Makes items from dims by chunk and pieces by row."""
     count = len(pieces)
     ranks = [chunk.rank for chunk in form.chunks]
     return Items(
@@ -93,7 +93,7 @@ def items_of(
 
 
 class Maker:
-    """Draws items of one form: nested and ragged."""
+    """Draws items of one schema, nested and ragged."""
 
     DTYPES = ("uint8", "bool", "bfloat16", "float32", "int64", "complex128")
     ARRAYS = ("|u1", "<f4", ">i8", "<U3", "|S5", "<M8[ns]", "<c16", "<U0")
@@ -131,7 +131,7 @@ class Maker:
         return np.arange(self.made * 37, self.made * 37 + size).astype(np.uint8)
 
     def node(self, lead: list[list[int]], depth: int, *, entry: bool = False) -> Any:
-        """Any node; or one that may be an entry of a tensordict."""
+        """Draws any node, or with ``entry`` a node that may be an entry of a TensorDict."""
         kinds = ["tensor"] if entry else ["chunk", "tensor", "array"]
         if depth < 4:
             kinds += ["tensordict"] * 3 + ["tensorclass", "lazy", "objects", "object"]
@@ -203,7 +203,7 @@ class Maker:
         return ["chunk", len(self.chunks) - 1]
 
     def longer(self, lead: list[list[int]], more: int) -> list[list[int]]:
-        """More dims for each row; often the same for all."""
+        """Adds dims to each row, which are often equal for all rows."""
         dims = [[self.source.randrange(4) for _ in range(more)] for _ in lead]
         alike = not self.source.randrange(3)
         return [row + dims[0 if alike else at] for at, row in enumerate(lead)]
@@ -222,7 +222,7 @@ def address(piece: Bytes) -> int:
 
 
 def as_documented(items: Items) -> tuple[bytes, list[int]]:
-    """What `assemble` must give, byte for byte, as the document says it: data and sizes."""
+    """Returns the data and sizes that `assemble` must produce according to the document."""
     code, out, ends = items.form.code, b"", []
     for row, pieces in enumerate(items.pieces):
         numbers = items.batch_dims[row].tolist()
@@ -240,7 +240,7 @@ def as_documented(items: Items) -> tuple[bytes, list[int]]:
 
 
 def require_same(items: Items, batch: RecordBatch, found: Located, rows: list[int]) -> None:
-    """What was located is what was written; ``rows``: which items the rows of the batch are."""
+    """Checks located records against items; ``rows`` gives the item of each row of the batch."""
     assert found.form == items.form
     assert found.form.tree == items.form.tree
     assert found.form.chunks == items.form.chunks
@@ -261,13 +261,13 @@ def require_same(items: Items, batch: RecordBatch, found: Located, rows: list[in
 
 
 def copied(batch: RecordBatch, rows: list[int]) -> RecordBatch:
-    """As the ring gives records: each whole, in any order, also more than once."""
+    """Copies records as the ring returns them: whole, in any order, some more than once."""
     cut = [batch.data[batch.starts[row] :][: batch.sizes[row]].tobytes() for row in rows]
     return join([record[HEADER_BYTES:] for record in cut])
 
 
 def one(form: Form, dims: list[list[int]], *pieces: bytes) -> RecordBatch:
-    """One record."""
+    """Makes a batch of one record."""
     return items_of(form, [[given] for given in dims], [list(pieces)]).assemble()
 
 
@@ -297,7 +297,7 @@ def test_every_byte_is_as_documented(source: random.Random, count: int) -> None:
     items = drawn(source, count)
     empty = np.empty
 
-    def used(*args: Any, **kwargs: Any) -> Any:  # memory that held something else before
+    def used(*args: Any, **kwargs: Any) -> Any:  # memory with other content
         array = empty(*args, **kwargs)
         array.view(np.uint8)[...] = 0xA5
         return array
@@ -340,7 +340,8 @@ def test_records_are_alike_where_their_dims_are_whatever_their_stored_sizes() ->
 
 def test_records_of_several_forms_are_located_by_form() -> None:
     forms = [encode_form(["list", [["chunk", 0]] * 1], [TEXT]), encode_form(["chunk", 0], [FLOAT])]
-    forms.append(encode_form(["tuple", [["chunk", 0]]], [TEXT]))  # as many bytes as the first
+    # the same number of bytes as the first
+    forms.append(encode_form(["tuple", [["chunk", 0]]], [TEXT]))
     texts = [b"a", b"\0\0\0\0", b"bc"]
     order = [0, 1, 2, 1, 0, 2, 2]
     records = []
@@ -393,7 +394,7 @@ def test_a_raw_piece_starts_where_its_numbers_may(dtype: str, alignment: int) ->
 
 # The bytes are pinned: records of this version are read by every later one.
 
-# An item of two frames of two numbers, a reward, a text and a list of an int and None.
+# An item of two frames of two numbers, a reward, a text, and a list of an int and None.
 # docs/format/records.md explains it byte by byte.
 NOTE = ["object", ["dims", 0], ["list", [["chunk", 2], ["chunk", 3], ["chunk", 4]]]]
 EXAMPLE = (
@@ -549,7 +550,7 @@ def test_batch_sizes_are_numbered_as_the_tree_goes() -> None:
     assert struct.unpack_from("<7I", batch.data, 32) == (2, 2, 3, 2, 2, 3, 1)
 
 
-# Forms that are kept.
+# Cached schemas.
 
 
 def test_forms_are_equal_if_their_code_is() -> None:
@@ -578,7 +579,7 @@ def test_the_itemsize_of_a_chunk() -> None:
     assert [Chunk(kind).itemsize for kind in ("str", "float", "none")] == [1, 8, 0]
 
 
-# What a form cannot be.
+# Invalid schemas.
 
 
 def nested(depth: int) -> Any:
@@ -854,11 +855,11 @@ def test_invalid_bytes_of_a_form(code: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-# What cannot be written.
+# Items that cannot be written.
 
 
 def arguments(**changed: Any) -> dict[str, Any]:
-    """Two records of 3 bytes and two floats."""
+    """Returns the arguments for two records of 3 bytes and two floats."""
     text = np.frombuffer(b"abcdefgh", np.uint8)
     form = encode_form(["list", [CHUNK, ["chunk", 1]]], [Chunk("bytes", rank=1), FLOATS])
     given = {
@@ -971,7 +972,7 @@ def test_no_record_is_made_alone_that_cannot_be_one_of_a_batch() -> None:
         (led, [3], [3], bytes(3), True),
         (led, [2], [3], bytes(3), False),  # batch sizes lead the shapes
         (floats, [], [2], bytes(8), True),
-        (floats, [], [2], bytes(4), False),  # not what its dims say
+        (floats, [], [2], bytes(4), False),  # contradicts its dims
         (own, [], [2**32], b"x", False),  # more than 32 bits
         (own, [], [2**32 - 1], b"x", True),
         (packed, [], [2**17 + 2**15], b"x", True),
@@ -1090,11 +1091,11 @@ def test_a_record_that_a_reader_would_refuse_is_not_written() -> None:
     assert len(one(form, [[2**17 + 2**15]], b"x")) == 1
 
 
-# What is refused.
+# Refused records.
 
 
 def changed(at: int, kind: str, value: int, source: RecordBatch | None = None) -> RecordBatch:
-    """A batch of the document's example with other bytes in its second record."""
+    """Makes the document's example with other bytes in its second record."""
     batch = example().assemble() if source is None else source
     struct.pack_into("<" + kind, batch.data, int(batch.starts[1]) + at, value)
     return batch

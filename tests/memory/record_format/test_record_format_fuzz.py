@@ -1,4 +1,4 @@
-"""Damaged and hostile bodies: they are refused in words, or what they say is all inside them."""
+"""Damaged and hostile bodies are refused with an error, or describe only bytes inside them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from tests.memory.record_format.test_record_format import drawn, example
 SEED = 20240817
 HEAD = struct.Struct("<BBHI")
 
-# What sizes, counts and offsets are set to, beside what they were.
+# Values that sizes, counts and offsets are set to, in addition to those near the original.
 NUMBERS = (0, 1, 2, 7, 31, 32, 33, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**16, 2**31 - 1, 2**31)
 NUMBERS += (2**32 - 8, 2**32 - 1)
 
 
 @cache
 def records() -> list[bytes]:
-    """Whole bodies of many forms."""
+    """Makes valid bodies with many schemas."""
     found = []
     for seed in range(60):
         source = random.Random(seed)
@@ -55,7 +55,7 @@ def records() -> list[bytes]:
 
 @cache
 def forms() -> list[bytes]:
-    """Forms of these."""
+    """Returns the schemas of these bodies."""
     return list(dict.fromkeys(code_of(body) for body in records()))
 
 
@@ -98,7 +98,7 @@ def doubled(source: random.Random, body: bytearray) -> None:
 
 
 def with_a_number(source: random.Random, body: bytearray) -> None:
-    """One of the numbers, or of those in the head, is another: where decisions are made."""
+    """Replaces a number near the beginning of the body or header, where decisions depend on it."""
     at = 4 * source.randrange(max(1, min(len(body) // 4, 40)))
     if at + 4 <= len(body):
         (was,) = struct.unpack_from("<I", body, at)
@@ -112,7 +112,7 @@ def with_two_numbers(source: random.Random, body: bytearray) -> None:
 
 
 def nested(source: random.Random, body: bytearray) -> None:
-    """The form is in many lists or stacks, and the head knows."""
+    """Nests the schema in many lists or stacks and updates the header."""
     if len(body) < HEAD.size or not (code := code_of(body)):
         return
     deep = source.choice((b"\x08\x01", b"\x09\x01", b"\x03\x00\x01")) * source.randrange(1, 100)
@@ -135,11 +135,11 @@ def mutants(seed: int) -> Iterator[bytes]:
         yield bytes(body)
 
 
-# What must be true of what is accepted.
+# Properties of accepted bodies.
 
 
 def located(batch: RecordBatch) -> bool:
-    """Whether it is accepted; records of one form, which the core looks at, as others."""
+    """True if the batch is accepted; the core's locator must agree with the Python one."""
     found = refused_or_found(batch)
     with patch.object(locating, "_locate_by_core", lambda batch: None):
         assert refused_or_found(batch) == found
@@ -147,7 +147,7 @@ def located(batch: RecordBatch) -> bool:
 
 
 def refused_or_found(batch: RecordBatch) -> str | list[Any]:
-    """Why it is refused; else what was found: it is inside its record, and agrees."""
+    """Returns the refusal, or the located content after checking that it is inside its record."""
     groups, error = [], None
     try:
         groups = locate(batch, "here")
@@ -179,7 +179,7 @@ def _plain(told: Any) -> Any:
 def require_inside(
     form: Form, dims: list[list[int]], offsets: list[int], sizes: list[int], size: int
 ) -> None:
-    """With Python's integers, which do not overflow."""
+    """Checks the bounds with Python's integers, which do not overflow."""
     total = 0
     for chunk, shape, at, nbytes in zip(form.chunks, dims, offsets, sizes, strict=True):
         expanded = chunk.itemsize
@@ -200,13 +200,13 @@ def require_inside(
 
 @pytest.fixture
 def many(full: bool) -> int:
-    """How many of what is drawn are tried."""
+    """Returns how many of the drawn mutants are tried."""
     return 10_000 if full else 1_500
 
 
 def test_a_mutant_is_refused_or_lies_inside_its_record(many: int) -> None:
     accepted = sum(located(join([body])) for body in islice(mutants(SEED), many))
-    assert 0.03 * many < accepted < 0.97 * many  # both ways are tried
+    assert 0.03 * many < accepted < 0.97 * many  # both outcomes occur
 
 
 @pytest.mark.full
@@ -251,7 +251,7 @@ def test_a_form_is_refused_or_comes_back_as_it_was(many: int) -> None:
     assert 0.03 * many < accepted < 0.97 * many
 
 
-# What is refused costs no more than its bytes.
+# Refusals cost no more than their bytes.
 
 
 def body_of(code: bytes, numbers: bytes = b"", rest: bytes = b"") -> bytes:
@@ -263,7 +263,7 @@ def u32(*values: int) -> bytes:
 
 
 def stuffed(tag: bytes, node: bytes) -> bytes:
-    """A container that says it has 2**32 - 1 of a node, and has what a form has bytes for."""
+    """Makes a container that declares 2**32 - 1 nodes, with as many as fit into a schema."""
     start = tag + b"\xff\xff\xff\xff\x0f"
     return start + node * ((MAX_FORM_BYTES - len(start)) // len(node))
 

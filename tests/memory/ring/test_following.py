@@ -1,4 +1,4 @@
-"""What follows a ring in the core: which items follow each other, counted, and found again."""
+"""The core's index of a ring: which items follow each other, counts, and lookups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def numbers(values: Any, kind: Any = np.int64) -> Any:
 
 
 class Model:
-    """Trajectories as lists; the core's beside them."""
+    """Trajectories as lists, beside those of the core."""
 
     def __init__(self, seed: int, width: int) -> None:
         self.random = random.Random(seed)
@@ -34,7 +34,7 @@ class Model:
         self.free = [*range(SLOTS)]
 
     def append(self) -> None:
-        """Some slots at once, each of a source."""
+        """Appends several slots at once, each with a source."""
         count = min(len(self.free), self.random.randint(1, 6))
         if not count:
             return
@@ -61,7 +61,7 @@ class Model:
                 lists[-1].append(slot * self.width + lane)
 
     def drop(self) -> None:
-        """A slot, as a rule an old one."""
+        """Drops a slot, usually an old one."""
         taken = [slot for slot in range(SLOTS) if slot not in self.free]
         if not taken:
             return
@@ -81,7 +81,7 @@ class Model:
                 del self.lists[key]
 
     def cut(self) -> None:
-        """At a slot, of every lane: it begins a trajectory, or does not."""
+        """Sets or clears the beginning of a trajectory at a slot, in every lane."""
         taken = [slot for slot in range(SLOTS) if slot not in self.free]
         if not taken:
             return

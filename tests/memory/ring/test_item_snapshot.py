@@ -1,4 +1,4 @@
-"""A copy of one moment, taken while others write; and a ring set to what was saved of another."""
+"""Snapshots that are taken while others write, and rings that are restored from a snapshot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.memory.rows import (
 
 
 def copy_out(ring: Ring) -> tuple[ItemSnapshot, dict[int, int]]:
-    """The moment, and element -> number of the copied rows that it says are there."""
+    """Returns the snapshot, and the number of each copied row that it lists, by element."""
     rows = Rows(ring.schema.leaves, ring.elements)
     moment = ring.copy_out(rows.addresses)
     missing = np.repeat(moment.tickets < 0, ring.width)
@@ -87,8 +87,8 @@ def test_a_copy_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> N
                 assert {n % capacity: n for n in tickets.tolist()} == copied
                 if not len(tickets):
                     continue
-                # Batches of five are whole or absent; only those that are being written now are
-                # missing at the new end, and what they overwrite at the old one.
+                # Batches of five are complete or absent. Only open batches are missing at the new
+                # end, with the items that they overwrite at the old end.
                 assert moment.write_count == tickets.max() + 1
                 assert moment.write_count % 5 == 0
                 assert np.array_equal(
@@ -101,7 +101,7 @@ def test_a_copy_is_of_one_moment_though_others_keep_writing(tmp_path: Path) -> N
 
 @pytest.mark.product(few=1)
 def test_a_change_while_the_last_round_waits_is_in_the_copy(make: Maker) -> None:
-    """The mutex is free during the rounds: a thread writes whenever the copy lets it."""
+    """The mutex is free between the rounds, so that a thread can write."""
     ring = ring_of(make(64))
     stop = threading.Event()
 

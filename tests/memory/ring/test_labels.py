@@ -1,4 +1,4 @@
-"""Items by label, in the core: what is put and dropped, and what is there then, beside a model."""
+"""The core's index of items by label: insertions, removals and contents, beside a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbers(*values: int) -> NDArray[np.int64]:
 
 
 class Real:
-    """The core's, by its addresses."""
+    """The core's index, called by addresses."""
 
     def __init__(self, limit: int) -> None:
         self.table = _core.Labels(ELEMENTS, limit, True)
@@ -43,7 +43,7 @@ class Real:
         self.table.mark_claimed(numbers(at).ctypes.data, 1, taken)
 
     def groups(self) -> list[list[int]]:
-        """Those that may be drawn, by their first item."""
+        """Returns the groups that may be drawn, by their first item."""
         count = self.table.marked
         which, sizes = np.arange(count), np.empty(count, np.int64)
         self.table.read_sizes(which.ctypes.data, count, sizes.ctypes.data)
@@ -53,7 +53,7 @@ class Real:
 
 
 class Group:
-    """What a group is, in plain Python."""
+    """A group, in plain Python."""
 
     def __init__(self, named: int, now: int) -> None:
         self.label, self.since = named, now
@@ -64,7 +64,7 @@ class Group:
 
 
 class Model:
-    """The same, by looking at everything."""
+    """The index in plain Python, which searches all items."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -144,7 +144,7 @@ operation = st.one_of(
 
 
 def filled_after_a_loss(named: int) -> list[Any]:
-    """A group that loses an item, and then gets as many as a whole one has."""
+    """Makes a group that loses an item and then gets as many items as a complete group has."""
     return [("put", 0, named), ("put", 1, named), ("drop", 0, named)] + [
         ("put", at, named) for at in range(2, SIZE + 1)
     ]

@@ -1,4 +1,4 @@
-"""The one mutex: what its attributes are for."""
+"""The attributes of the ring's mutex."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_mutex_of_a_dead_owner_goes_to_the_next_caller(make: Maker) -> None:
 
 @pytest.mark.usefixtures("_impatient")
 def test_an_owner_in_another_container_may_have_the_number_of_our_thread(make: Maker) -> None:
-    """Each pid namespace numbers its own threads: an equal number is no deadlock."""
+    """Each pid namespace numbers its own threads, so an equal number is not a deadlock."""
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(3))

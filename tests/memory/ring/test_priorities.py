@@ -1,4 +1,4 @@
-"""The priority tree, beside a plain cumulative sum."""
+"""The priority tree, compared with a plain cumulative sum."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def slots_file(ring: Ring) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 
 def leaves_of(engine: Engine) -> Floats:
-    """The masses that there should be: (raw + eps) ** alpha of what is committed, else 0."""
+    """Returns the expected masses: (raw + eps) ** alpha of committed items, else 0."""
     ring = ring_of(engine)
     mass = np.zeros(ring.elements)
     items, raw = ring.live.committed(), ring.tree.priorities()
@@ -49,7 +49,7 @@ def leaves_of(engine: Engine) -> Floats:
 
 
 def require_tree(engine: Engine) -> None:
-    """Leaves, sums and minima, bit for bit, against the few lines of tree_oracle.py."""
+    """Checks leaves, sums and minima against tree_oracle.py, bit for bit."""
     ring = ring_of(engine)
     mass = leaves_of(engine)
     assert ring.tree.mass().tobytes() == mass.tobytes()
@@ -62,7 +62,7 @@ def require_tree(engine: Engine) -> None:
 
 
 def chi_square(index: np.ndarray[tuple[int], np.dtype[np.int64]], mass: Floats) -> float:
-    """How far the frequencies of a draw are from the masses, in standard deviations."""
+    """Returns the distance between drawn frequencies and masses, in standard deviations."""
     items = np.flatnonzero(mass)
     frequencies = np.bincount(index, minlength=len(mass))
     assert frequencies.sum() == frequencies[items].sum(), "drawn without mass"
@@ -135,7 +135,7 @@ def test_any_sequence_of_calls_leaves_the_tree_as_its_leaves_say(make: Maker, se
 
 
 def test_the_same_leaves_give_the_same_bits_on_every_path(make: Maker) -> None:
-    """Written as a batch, one by one, placed, updated, recomputed: one order of summation."""
+    """The order of summation is the same for batches, single writes, updates and recomputation."""
     raw = np.random.default_rng(3).random(300) * 10.0 ** np.random.default_rng(4).integers(
         -8, 8, 300
     )
@@ -192,7 +192,7 @@ def test_the_same_leaves_give_the_same_bits_on_every_path(make: Maker) -> None:
     st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_every_drawn_item_has_mass_whatever_the_priorities(raw: list[float], alpha: float) -> None:
-    """However far apart they are, and wherever rounding puts the end of a node."""
+    """Priorities may differ by any factor, and rounding may move the end of a node."""
     with Engine.anonymous(Settings(capacity=len(raw), alpha=alpha, eps=0.0)) as engine:
         ring = define(engine, len(raw))
         write(ring, range(len(raw)), np.array(raw))
@@ -204,7 +204,7 @@ def test_every_drawn_item_has_mass_whatever_the_priorities(raw: list[float], alp
 
 
 def test_a_draw_that_rounding_sends_behind_the_last_mass_takes_the_nearest(make: Maker) -> None:
-    """A sum that is too large by more than rounding could make it."""
+    """The sum is made larger than rounding could make it."""
     ring = ring_of(make(40, alpha=1.0, eps=0.0))
     write(ring, range(40), (np.arange(40) % 16 < 9).astype(np.float64))
     sections = _core.sections(40, 1)
@@ -215,11 +215,11 @@ def test_a_draw_that_rounding_sends_behind_the_last_mass_takes_the_nearest(make:
     assert (ring.tree.mass()[index] > 0).all()
     assert {8, 24} <= set(index)
     slots_file(ring)[sections["mass"] :][:] = 0
-    root[0] = 1.0  # no mass at all below it
+    root[0] = 1.0  # no mass below it
     assert set(draw(ring, 100, prioritized=True)[0]) <= set(range(40))
 
 
-# What is drawn.
+# Draws.
 
 
 @pytest.mark.product(few=6)
@@ -307,7 +307,8 @@ def test_a_weight_is_the_nearest_float32_to_the_power(
     ring = ring_of(engine)
     rng = np.random.default_rng(1)
     write(ring, range(1500), 10 ** (decades * (rng.random(1500) - 0.5)))
-    ring.update(np.arange(700), np.full(700, ring.tree.mass().max()))  # or one item is always drawn
+    # otherwise one item is always drawn
+    ring.update(np.arange(700), np.full(700, ring.tree.mass().max()))
     index, _, weights = draw(ring, 3000, beta=beta, prioritized=True)
     with np.errstate(under="ignore"):
         exact = (ring.tree.mass()[index] / ring.tree.p_min) ** -beta
@@ -330,7 +331,7 @@ def test_a_uniform_draw_has_weight_one(make: Maker) -> None:
     assert (draw(ring, 100, beta=1.0)[2] == 1.0).all()
 
 
-# What a priority may be.
+# Valid priorities.
 
 
 BAD = [math.nan, math.inf, -math.inf, -1.0, -1e-300, -5e-324, 1e301, 1.7e308]
@@ -459,7 +460,7 @@ def test_an_element_that_is_named_twice_keeps_the_last(engine: Engine, ring: Rin
 
 
 def test_a_stale_ticket_does_not_change_a_priority(engine: Engine, ring: Ring) -> None:
-    """G6: an update reaches the item that it names, or none."""
+    """An update reaches the item that it names, or no item (G6)."""
     write(ring, range(8), np.arange(1.0, 9.0))
     drawn = sample(ring, 8, prioritized=False)
     write(ring, range(100, 104))
@@ -603,7 +604,7 @@ def test_another_alpha_reaches_a_batch_that_was_claimed_before(make: Maker) -> N
 @pytest.mark.product(few=3)
 @pytest.mark.parametrize("call", ["commit", "update", "write"])
 def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call: str) -> None:
-    """It has computed its masses already: powers are too slow for a locked section."""
+    """The call has computed its masses already, because powers are too slow under the mutex."""
     engine = make(alpha=0.5, eps=0.0)
     ring = ring_of(engine)
     write(ring, range(8), np.full(8, 4.0))
@@ -639,14 +640,14 @@ def test_another_alpha_reaches_a_call_that_waits_for_the_mutex(make: Maker, call
 def test_a_change_of_alpha_keeps_the_eps_of_another_process_and_the_reverse(
     make: Maker, change: tuple[float | None, float | None]
 ) -> None:
-    """What stays is what it is when the mutex was got, not when it was asked for."""
+    """The kept value is read after the mutex is acquired, not before."""
     engine = make(8, alpha=1.0, eps=0.0)
     ring = ring_of(engine)
     write(ring, range(8), np.ones(8))
 
     def work(parent: Parent) -> None:
         engine.seat.rejoin()
-        parent.pause_at("count.added")  # it has found the mutex taken
+        parent.pause_at("count.added")  # it has found the mutex locked
         ring.tree.set_alpha(*change)
 
     with mutex_held(engine) as holder, child(work) as waiter:
@@ -667,7 +668,10 @@ def test_a_change_of_alpha_keeps_the_eps_of_another_process_and_the_reverse(
 def test_another_alpha_between_the_pieces_of_an_update_reaches_the_rest(
     make: Maker, alpha: float, applied: int
 ) -> None:
-    """A long update lets others have the mutex; what would not be finite by then is too late."""
+    """A long update releases the mutex between pieces.
+
+    A value that is not finite by then is refused.
+    """
     engine = make(1200, alpha=0.5, eps=0.0)
     ring = ring_of(engine)
     write(ring, range(1200), np.ones(1200))
@@ -759,7 +763,7 @@ def test_binding_with_other_numbers_is_an_error(make: Maker) -> None:
 def test_the_room_behind_the_last_leaf_is_cleared_when_leaves_are_recomputed(
     make: Maker,
 ) -> None:
-    """It is summed too, and a draw that fell there would be outside the buffer."""
+    """The padding is summed too, and a draw that fell into it would be outside the buffer."""
     engine = make(20, alpha=1.0, eps=0.0)
     ring = ring_of(engine)
     write(ring, range(20))
@@ -792,7 +796,7 @@ def test_without_priorities_nothing_is_summed(make: Maker) -> None:
     assert len(contents(ring)) == 8
 
 
-# As NumPy has it.
+# Agreement with NumPy.
 
 
 def test_the_numpy_tree_is_what_the_c_core_keeps() -> None:

@@ -1,4 +1,4 @@
-"""The byte ring: records come and go in order, and bytes are short."""
+"""The byte ring: records are written and evicted in order, and bytes may be short."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def engine(request: pytest.FixtureRequest, fast_path: Path) -> Iterator[Engine]:
 
 
 def contents(ring: Ring) -> dict[int, int]:
-    """slot -> number of every item; fails on a torn one."""
+    """Returns the number of every item by slot; fails on a torn item."""
     assert ring.records is not None
     drawn = ring.records.read(np.arange(ring.capacity))
     return {
@@ -76,7 +76,7 @@ def slots(*where: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 @dataclass
 class Oracle:
-    """The byte ring as its docstring tells it, in plain Python."""
+    """The byte ring as its docstring describes it, in plain Python."""
 
     capacity: int
     max_bytes: int
@@ -93,7 +93,7 @@ class Oracle:
         return self.items.get(ticket % self.capacity, (None, 0))[0] == ticket
 
     def claim(self, rows: list[tuple[int, int, int]]) -> None:
-        """Rows of ticket, number, stride, in the order of tickets."""
+        """Claims rows of (ticket, number, stride) in the order of tickets."""
         for ticket, _, _ in rows:
             self.items.pop(ticket % self.capacity, None)
         while self.head + sum(stride for _, _, stride in rows) - self.tail > self.max_bytes:
@@ -159,7 +159,7 @@ def test_a_new_record_takes_the_bytes_of_the_oldest_ones_and_of_no_others(engine
     for number in range(8):
         held.write(join([bytes([number]) * size]))
     assert (held.used, ring.length) == (BYTES, 8)
-    held.write(join([b"x" * (size + 1)]))  # of one byte more than one of them
+    held.write(join([b"x" * (size + 1)]))  # one byte more than one of them has
     there = held.read(np.arange(CAPACITY))
     assert np.flatnonzero(there.tickets >= 0).tolist() == [2, 3, 4, 5, 6, 7, 8]
     assert bytes(there.batch.body(8)) == b"x" * (size + 1)
@@ -290,7 +290,7 @@ def test_arguments_that_make_no_sense_are_refused_before_anything_changes(engine
 @pytest.mark.parametrize(
     ("starts", "sizes", "row"),
     [
-        ([4, 104], [40, 40], 0),  # not from a multiple of 8
+        ([4, 104], [40, 40], 0),  # not a multiple of 8
         ([0, 200], [40, 40], 1),  # beyond the end
         ([0, 104], [40, 23], 1),  # shorter than its header
         ([0, 104], [40, 2**62], 1),
@@ -308,7 +308,7 @@ def test_a_batch_that_does_not_lie_within_its_bytes_is_refused(
     assert ring.head == 0
 
 
-@pytest.mark.parametrize("nbytes", [BYTES, 2**26])  # the longest pieces go past the cache
+@pytest.mark.parametrize("nbytes", [BYTES, 2**26])  # the longest pieces bypass the cache
 @pytest.mark.parametrize("checksum", [True, False])
 def test_pieces_outside_of_a_batch_are_written_where_they_belong(
     path: Path, nbytes: int, checksum: bool
@@ -448,7 +448,7 @@ def test_priorities_decide_how_often_a_record_is_drawn(engine: Engine) -> None:
 
 
 def test_where_bytes_are_short_every_item_is_drawn_equally_often(fast_path: Path) -> None:
-    """Of 100,000 slots 16 hold an item: they are found without trying all."""
+    """Of 100,000 slots, 16 hold an item and are found without trying all."""
     with opened(None, 100_000, 4096, alpha=None) as engine:
         ring, held = parts(engine)
         for _ in range(1000):
@@ -592,7 +592,7 @@ def damaged(path: Path, where: int, mark: bytes = b"\xa5\x5a") -> None:
 def test_a_copy_keeps_what_fits_its_checksum_and_goes_on_for_laps(
     fast_path: Path, seed: int
 ) -> None:
-    """Damage anywhere: in headers, in bodies, in what several records share."""
+    """Damage is placed in headers, in bodies, and in data that several records share."""
     path, copy = fast_path / "buffer", fast_path / "copy"
     random = np.random.default_rng(seed)
     with opened(path) as engine:
@@ -757,7 +757,7 @@ def test_a_recovery_that_dies_before_the_chain_is_rebuilt_is_repeated(fast_path:
 
 
 def test_priorities_of_an_older_page_draw_no_slot_without_an_item(fast_path: Path) -> None:
-    """A power cut may leave a runtime page from before priorities were switched on."""
+    """After a power cut, the runtime page may be older than the priorities."""
     path, copy = fast_path / "buffer", fast_path / "copy"
     with opened(path, alpha=None) as engine:
         ring, held = parts(engine)
@@ -821,7 +821,7 @@ def test_a_copy_of_one_moment_holds_every_record(engine: Engine) -> None:
 
 @pytest.mark.full
 def test_a_copy_that_is_made_while_others_write_is_of_one_moment(fast_path: Path) -> None:
-    """Of batches of three all records are there, but for those that went first."""
+    """All records of batches of three are present, except for those that were evicted first."""
     with opened(fast_path / "buffer", 64, 2**15) as engine:
         _, held = parts(engine)
         done = threading.Event()
@@ -847,7 +847,7 @@ def test_a_copy_that_is_made_while_others_write_is_of_one_moment(fast_path: Path
 def test_a_copy_that_is_lapped_holds_every_record_that_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Six laps are written while the first piece is; then everybody is silent."""
+    """Six laps are written during the first piece; then all writers stop."""
     with opened(None, 4096, 2**16) as engine:
         ring, held = parts(engine)
         held.write(records(range(40)))

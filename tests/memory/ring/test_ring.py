@@ -1,4 +1,4 @@
-"""Claim, fill, commit: the only way in. Draw, copy, look again: the way out."""
+"""The ring's protocol: claim, fill and commit to write; draw, copy and check again to read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def runtime(engine: Engine, name: str) -> int:
     return int(engine.seat.control.runtime[name][0])
 
 
-# Writing, and what is read back.
+# Writing and reading back.
 
 
 def test_items_are_read_back_where_they_were_written(ring: Ring) -> None:
@@ -148,7 +148,7 @@ def test_a_claim_of_nothing_is_a_claim(engine: Engine, ring: Ring) -> None:
 
 
 def test_a_buffer_may_have_no_leaves(make: Maker) -> None:
-    """The family keeps objects in a list, and the ring beside it."""
+    """TorchRL's family stores objects in a list beside such a ring."""
     engine = make(4, leaves=(), alpha=1.0)
     ring = ring_of(engine)
     assert ring.write((), 3, np.array([1.0, 0.0, 2.0])) == 0
@@ -355,7 +355,7 @@ def test_only_what_was_claimed_can_be_finished(ring: Ring, finish: str) -> None:
 
 
 def test_a_thread_that_forgot_its_claim_can_claim_again(engine: Engine, ring: Ring) -> None:
-    """An exception between claim and commit must not make the handle hang."""
+    """An exception between claim and commit must not block the handle."""
     ring.claims.claim(2)
     assert ring.claims.claim(2) == 2
     fill(ring, [2, 3], [2, 3])
@@ -435,7 +435,7 @@ def test_a_commit_that_is_refused_gives_the_claim_back(engine: Engine, ring: Rin
     require_sound(engine)
 
 
-# Two who want the same slot.
+# Two writers of the same slot.
 
 
 def test_a_writer_waits_for_the_one_who_fills_its_slot(make: Maker) -> None:
@@ -486,7 +486,7 @@ def test_it_gives_up_in_time_and_names_the_client_it_waited_for(make: Maker, sta
             assert (error.pid, error.state, error.timeout) == (other.pid, state, 0.05)
             assert (ring.live.words.tolist(), ring.head, ring.write_count) == before
             assert runtime(engine, "waiters") == 0, "its turn is given back"
-        place(ring, [3], [33])  # an unaffected writer goes on
+        place(ring, [3], [33])  # another writer continues
         assert contents(ring)[3] == 33
 
 
@@ -504,7 +504,7 @@ def test_it_does_not_wait_for_the_dead(make: Maker) -> None:
 
 
 def wait_for(engine: Engine, count: int) -> None:
-    """Until so many writers stand in the queue."""
+    """Waits until ``count`` writers are in the queue."""
     while runtime(engine, "waiters") != count:
         pass
 
@@ -512,7 +512,7 @@ def wait_for(engine: Engine, count: int) -> None:
 def test_the_writer_that_waits_longest_goes_first(
     make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_PATIENCE_S", 60.0)  # nobody is sent to the end
+    monkeypatch.setattr(waiting, "_PATIENCE_S", 60.0)  # no writer moves to the end of the queue
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     handles = [ring_of(make.second(engine)) for _ in range(4)]
@@ -528,12 +528,12 @@ def test_the_writer_that_waits_longest_goes_first(
             threads.append(threading.Thread(target=work))
             threads[-1].start()
             wait_for(engine, place_in_queue + 1)
-        time.sleep(0.002)  # a turn counts when it is 1 ms old
+        time.sleep(0.002)  # a queue position counts after 1 ms
         other.go()
         for thread in threads:
             thread.join()
         assert other.end() == 0
-    assert tickets[0] == 8  # the turns of the others count 1 ms after that of each before them
+    assert tickets[0] == 8  # each of the other positions counts 1 ms after the one before it
     assert sorted(tickets.values()) == [8, 9, 10, 11]
     assert runtime(engine, "waiters") == 0
 
@@ -576,7 +576,7 @@ def test_a_waiter_that_gives_up_for_any_reason_leaves_the_queue(make: Maker) -> 
     native = ring.seat.native
 
     class Interrupted:
-        """Blocked at first, then out of luck in another way."""
+        """A claim that is blocked first and then interrupted or refused."""
 
         def __init__(self) -> None:
             self.calls = 0
@@ -601,7 +601,7 @@ def test_everything_that_may_free_a_slot_wakes_a_waiter(make: Maker) -> None:
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     second = make.second(engine)
-    engine.seat.control.runtime["waiters"] = 1  # somebody, as far as others can see
+    engine.seat.control.runtime["waiters"] = 1  # looks like another waiter
 
     def wakes(act: Callable[[], object]) -> None:
         before = runtime(engine, "progress")
@@ -626,7 +626,7 @@ def test_everything_that_may_free_a_slot_wakes_a_waiter(make: Maker) -> None:
 @pytest.mark.product(few=2)
 @pytest.mark.parametrize("leaves", [LEAVES, BIG], ids=["small", "big"])
 def test_threads_may_share_a_handle(make: Maker, leaves: tuple[Leaf, ...]) -> None:
-    """Small rows are moved with the interpreter lock held, big ones without it."""
+    """Small rows are copied with the interpreter lock held, large rows without it."""
     engine = make(16, leaves=leaves, alpha=1.0)
     ring = ring_of(engine)
     tickets: list[int] = []
@@ -692,7 +692,7 @@ def test_a_large_batch_lets_other_threads_of_the_interpreter_run(make: Maker) ->
     thread.join()
 
 
-# A reader that is lapped.
+# A reader that is overtaken by a lap.
 
 
 @pytest.mark.product(few=1)
@@ -732,7 +732,7 @@ def test_a_writer_that_laps_a_slow_reader_never_makes_it_return_a_mixed_row(
 
 
 def test_a_reader_is_never_starved(make: Maker) -> None:
-    """After some rounds the rest is drawn and copied with the mutex held."""
+    """After some rounds, the remaining items are drawn and copied with the mutex held."""
     engine = make(1, leaves=BIG, alpha=1.0, checksum=False)
     ring = ring_of(engine)
     write(ring, [0])
@@ -776,7 +776,7 @@ def test_a_row_that_changed_between_draw_and_copy_is_drawn_again(make: Maker) ->
 
 
 def test_a_row_that_changed_between_copy_and_second_look_is_drawn_again(make: Maker) -> None:
-    """Whatever was copied: here the bytes are of one write, the word is of another."""
+    """The copied bytes do not matter: they are of one write, the word is of another."""
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     write(ring, range(8))
@@ -796,7 +796,7 @@ def test_a_row_that_changed_between_copy_and_second_look_is_drawn_again(make: Ma
 
 
 def test_an_uncommitted_item_is_never_drawn(make: Maker) -> None:
-    """A priority that is given before the tree is kept does not make a draw of it."""
+    """A priority that is set before the tree is enabled does not make the item drawable."""
     engine = make()
     ring = ring_of(engine)
     write(ring, range(8))
@@ -895,7 +895,7 @@ def test_the_last_ticket_is_followed_by_an_error_and_not_by_the_first(make: Make
     require_sound(engine)
 
 
-# Errors, and what they leave.
+# Errors and the state after them.
 
 
 def test_a_mutex_that_a_living_process_does_not_let_go_is_an_error_in_time(
@@ -939,18 +939,21 @@ def test_a_mutex_that_a_living_process_does_not_let_go_is_an_error_in_time(
 
 
 class AlarmError(Exception):
-    """What the signal handler below raises."""
+    """The error that the signal handler below raises."""
 
 
 @contextmanager
 def interrupted_in(holder: Child, *, raising: bool) -> Iterator[list[int]]:
-    """A signal comes while the ring waits in C; its handler lets the holder of the mutex go on."""
+    """Sends a signal while the ring waits in C.
+
+    The handler lets the holder of the mutex continue.
+    """
     came: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
         places = ("memory/ring/ring.py", "memory/ring/claims.py")
         if frame is None or not frame.f_code.co_filename.endswith(places):
-            signal.setitimer(signal.ITIMER_REAL, 0.01)  # not there yet
+            signal.setitimer(signal.ITIMER_REAL, 0.01)  # before the ring waits
             return
         came.append(number)
         holder.go()
@@ -1033,7 +1036,7 @@ def test_a_signal_handler_cannot_write_while_its_thread_is_writing(make: Maker) 
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     if (liveness := engine.seat.membership.liveness) is not None:
-        liveness.close()  # it could not leave: its entry stays with its process
+        liveness.close()  # it could not leave: its entry remains with its process
     assert len(messages) == 1
     assert "a signal handler used the handle through which this thread was writing" in messages[0]
 
@@ -1089,7 +1092,7 @@ for k in range(20):
 
 
 def test_the_interpreters_memory_is_left_alone_without_its_lock(tmp_path: Path) -> None:
-    """More leaves than have room on the stack; python's own debug hooks look on."""
+    """The leaves exceed the space on the stack, and Python's debug hooks check memory."""
     with Program.python(MANY_LEAVES, PYTHONMALLOC="debug") as process:
         assert process.end()[::2] == (0, "")
 
@@ -1115,7 +1118,7 @@ def test_a_snapshot_that_cannot_be_had_leaves_the_interpreter_whole(make_files: 
     engine = make_files(alpha=1.0)
     write(ring_of(engine), range(8))
     with mutex_held(engine), Program.python(SNAPSHOT, engine.path, PYTHONMALLOC="debug") as process:
-        # It joins without the mutex, and leaves without it: its entry is for the next reaper.
+        # It joins and leaves without the mutex; the next reaper frees its entry.
         status, output, errors = process.end()
         assert (status, output, errors) == (0, "in time\n", "")
 
@@ -1212,7 +1215,7 @@ def test_closing_waits_for_the_claim_of_another_thread(make: Maker) -> None:
 def test_a_handle_that_could_not_leave_goes_on_saying_that_it_lives(
     make_files: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a process of another container would take the slot that is being filled."""
+    """Otherwise a process in another container would take the slot that is being filled."""
     engine = make_files(alpha=1.0)
     second = make_files.second(engine)
     ring, liveness = ring_of(second), second.seat.membership.liveness
@@ -1247,7 +1250,7 @@ def test_a_handle_that_could_not_leave_goes_on_saying_that_it_lives(
 
 
 def test_a_child_may_write_while_a_thread_of_its_parent_is_writing(make: Maker) -> None:
-    """The thread is not in the child, but the lock that it held is."""
+    """The child does not have the thread, but it has the lock that the thread held."""
     engine = make(alpha=1.0)
     ring = ring_of(engine)
     claimed, finish = threading.Event(), threading.Event()
@@ -1294,7 +1297,7 @@ def test_a_child_cannot_commit_what_its_parent_claimed(make: Maker) -> None:
 
 
 def test_a_child_has_an_entry_of_its_own_and_so_has_its_child(fast_path: Path) -> None:
-    """Also where the handle was opened by a child that inherited none."""
+    """The handle may also have been opened by a child that inherited none."""
     path = fast_path / "buffer"
 
     def grandchild(engine: Engine, parent: int) -> None:
@@ -1350,7 +1353,7 @@ def test_a_native_ring_is_made_of_maps_of_the_right_size(
         "salt": 0,
     }
     kept = [slots_map, engine.seat.control.map, *leaf_maps]
-    gc.collect()  # else it may happen below
+    gc.collect()  # otherwise a collection may happen below
     before = [sys.getrefcount(one) for one in kept]
     for _ in range(10):
         native = _core.Ring(**arguments)
@@ -1390,7 +1393,7 @@ def test_a_native_call_takes_exactly_its_arguments(ring: Ring) -> None:
 
 
 def mapped(name: str) -> int:
-    """How many parts of this process's memory are of files of such a name."""
+    """Counts the memory maps of this process whose file has this name."""
     return sum(name in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
@@ -1421,7 +1424,7 @@ def test_memory_is_freed_with_its_last_view(fast_path: Path) -> None:
 
 
 class Model:
-    """A ring as a list of what is in it."""
+    """A ring as a list of its items."""
 
     def __init__(self, capacity: int, width: int) -> None:
         self.capacity = capacity
@@ -1549,7 +1552,7 @@ def test_any_sequence_of_calls_does_what_a_plain_list_does(make: Maker, seed: in
 
 @pytest.mark.product(few=1)
 def test_a_claim_that_takes_nothing_leaves_the_claims_of_other_threads_alone(make: Maker) -> None:
-    """Its answer was once read after another thread had opened a claim of its own."""
+    """The result was once read after another thread had opened a claim of its own."""
     ring = ring_of(make(64, leaves=(Leaf(("wide",), "uint8", (65536,)),)))
     data, done = np.zeros((4, 65536), np.uint8), threading.Event()
 

@@ -1,4 +1,4 @@
-"""What all items weigh together: as a draw found it, and as it is now."""
+"""Totals of all masses: as a draw found them, and their current values."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def in_a_thread(work: Callable[[], object]) -> list[object]:
     return found
 
 
-# What they are.
+# Values.
 
 
 def test_the_totals_are_sum_least_greatest_and_number(ring: Ring) -> None:
     write(ring, range(4), ROOTS)
     assert ring.totals() == BY_MASS
     ring.update(np.array([3, 0]), np.array([4.0, 0.0]))
-    # The largest ever given, though no item has it any more; of mass 0 the least takes no notice.
+    # The largest priority ever, which no item has now; masses of 0 do not count for the least.
     assert ring.totals() == Totals(mass=7.0, least=2.0, max_priority=16.0, length=4)
     assert (ring.tree.p_sum, ring.tree.p_min) == (7.0, 2.0)
 
@@ -64,7 +64,7 @@ def test_a_draw_tells_what_it_was_made_from(ring: Ring, how: Callable[..., objec
 
 
 def test_weights_of_several_rings_can_be_made_one_from_them(make: Maker) -> None:
-    """The sums and minima are those that the draw's own weights were made with, bit for bit."""
+    """The sums and minima equal those of the draw's own weights, bit for bit."""
     ring = ring_of(make(alpha=0.6, eps=1e-3))
     write(ring, range(8), np.random.default_rng(0).random(8))
     index, _, weights = draw(ring, 200, beta=1.0, prioritized=True)
@@ -86,7 +86,7 @@ def test_in_a_ring_without_priorities_each_item_weighs_the_same(make: Maker) -> 
     ring = ring_of(make())
     write(ring, range(3))
     assert ring.totals() == Totals(3.0, 1.0, None, 3, is_uniform=True)
-    write(ring, [3], np.array([7.0]))  # noted, and not drawn by
+    write(ring, [3], np.array([7.0]))  # recorded, but not used for draws
     for prioritized in (False, True):
         draw(ring, 2, prioritized=prioritized)
         assert ring.drawn_from() == ring.totals() == Totals(4.0, 1.0, 7.0, 4, is_uniform=True)
@@ -128,7 +128,7 @@ def test_a_draw_of_records_tells_it_too() -> None:
         assert ring.drawn_from() == ring.totals() == BY_MASS
 
 
-# Whose, and of which moment.
+# Which ring, and at which time.
 
 
 def test_each_thread_is_told_of_its_own_draw(ring: Ring) -> None:
@@ -210,7 +210,7 @@ def test_the_totals_wait_for_the_mutex(make: Maker) -> None:
         parent.tell_him()
         assert ring.totals() == Totals(10.0, 1.0, 16.0, 4)
 
-    with mutex_held(engine) as holder, child(asks) as asker:  # which sets a priority of 1 to 1
+    with mutex_held(engine) as holder, child(asks) as asker:  # sets the priority of item 1 to 1
         asker.reached()
         until_it_sleeps(asker)
         holder.go()

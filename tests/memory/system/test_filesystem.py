@@ -1,4 +1,4 @@
-"""The file system below a buffer: whether it can be relied on, and how much room it has."""
+"""The file system of a buffer: whether it is reliable, and how much space it has."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_local_file_system_is_accepted(
 
 
 def test_the_sign_of_a_magic_number_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CIFS has the highest bit set, so a 32-bit kernel interface would show it as negative."""
+    """32-bit kernel interfaces show the magic number of CIFS as negative."""
 
     class Kernel:
         @staticmethod

@@ -1,4 +1,4 @@
-"""Locks of objects in the child of a fork."""
+"""Locks of objects in a forked child."""
 
 from __future__ import annotations
 

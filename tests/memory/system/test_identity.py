@@ -1,4 +1,4 @@
-"""Who a process is, and the proof that it is dead."""
+"""The identity of a process, and the proof that it is dead."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def held() -> bool:
 
 @pytest.fixture
 def living() -> Iterator[Identity]:
-    """Another process, which waits."""
+    """Runs another process, which waits."""
     with Program.python(WAITING) as process:
         yield who(process.line())
 
 
 @pytest.fixture
 def fake_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /proc in which nobody is shown but ourselves."""
+    """Makes a /proc that shows only this process."""
     (tmp_path / "self").mkdir()
     (tmp_path / "self").rmdir()
     (tmp_path / str(os.getpid())).mkdir()
@@ -68,7 +68,7 @@ def fake_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# Who a process is.
+# The identity of a process.
 
 
 def test_a_process_knows_itself() -> None:
@@ -158,7 +158,7 @@ def test_a_zombie_is_dead_when_its_lock_is_free() -> None:
 
 @pytest.mark.full
 def test_threads_that_outlive_the_first_one_keep_a_process_alive() -> None:
-    """It looks like a zombie, and its lock tells it from one."""
+    """Such a process looks like a zombie, but its lock shows that it is alive."""
     with Program.python(
         WHO
         + """
@@ -195,7 +195,7 @@ def test_a_name_made_to_confuse_is_not_a_state() -> None:
 
 
 def test_under_another_boot_id_the_lock_decides(living: Identity) -> None:
-    """After a reboot it is free; in a container that shows its own id it may be held."""
+    """After a reboot the lock is free; in a container with its own boot id it may be held."""
     assert prove_dead(replace(living, boot_id=b"\1" * 16), free)
     assert not prove_dead(replace(living, boot_id=b"\1" * 16), held)
 
@@ -246,7 +246,7 @@ def test_a_pid_that_names_no_process_is_left_to_the_lock(pid: int) -> None:
 
 @pytest.mark.full
 def test_a_process_that_proc_hides_is_not_gone(living: Identity, fake_proc: Path) -> None:
-    """The mount option hidepid."""
+    """The mount option hidepid hides the process."""
     assert process_state(living.pid) == "running"
     assert not prove_dead(living, held)
     assert prove_dead(living, free)
@@ -275,7 +275,10 @@ def test_where_proc_is_not_of_our_namespace_the_lock_decides(
 @needs_root
 @pytest.mark.parametrize("own_proc", [False, True])
 def test_a_process_in_a_container_is_judged_by_its_lock(own_proc: bool) -> None:
-    """With and without a /proc of its own; pid 2 and the like are other processes outside."""
+    """Runs with and without a /proc of its own.
+
+    Pid 2 and others are different processes outside.
+    """
     container = ("unshare", "--pid", "--fork", "--kill-child")
     with Program.python(
         """
@@ -310,7 +313,7 @@ def test_a_process_in_a_container_is_judged_by_its_lock(own_proc: bool) -> None:
         assert status == 0, errors
         ours, itself, outside = output.splitlines()
         assert ours == str(own_proc)
-        # Where /proc is not of its namespace it asks the lock even about itself.
+        # If /proc is of another namespace, the process checks its own lock, too.
         assert itself == ("False False" if own_proc else "False True")
         assert outside == "False True"
 
@@ -335,7 +338,7 @@ def test_the_offset_of_the_clock_of_boot_is_that_of_the_time_namespace(fake_proc
     (fake_proc / "self/ns/time").touch()
     assert identity.boot_offset_ns() is None
     (fake_proc / "self/ns/time_for_children").touch()
-    assert identity.boot_offset_ns() is None  # our children will be in another one
+    assert identity.boot_offset_ns() is None  # children will be in another namespace
     (fake_proc / "self/ns/time_for_children").unlink()
     os.link(fake_proc / "self/ns/time", fake_proc / "self/ns/time_for_children")
     (fake_proc / "self/timens_offsets").write_text("monotonic 5 0\nboottime 0 0\n")
@@ -368,7 +371,7 @@ def test_the_clock_of_leases_is_that_of_the_initial_time_namespace(
 
 
 def test_this_test_really_waits_for_children() -> None:
-    """Nothing above may depend on who reaps: the pids of ended programs are free at once."""
+    """The tests above must not depend on the reaper, so ended programs must free their pids."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
         assert process_state(process.pid) == "dead"

@@ -1,4 +1,4 @@
-"""Prefault: which pages, when, who waits, and what becomes of it."""
+"""Prefaulting: which pages, when, which callers wait, and the outcome."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shmbuffer.memory.system.prefault import OFF, PIECE, Prefault
 from tests.crash.harness import ended, fork
 from tests.kit.programs import in_a_tmpfs, needs_root
 
-#: Two pieces and a bit, a page an item.
+#: Slightly more than two pieces, with one page for each item.
 CAPACITY = 2 * PIECE // layout.PAGE + 5
 SCHEMA = Schema((Leaf(("page",), "uint8", (layout.PAGE,)),), CAPACITY)
 SETTINGS = Settings(capacity=CAPACITY, checksum=False)
@@ -36,11 +36,11 @@ RECORDS = Schema((), CAPACITY, (), {"kind": "records"}, RING.record_bytes)
 
 HUGE = 2**21
 
-_PRESENT = 1 << 63  # of an entry of /proc/self/pagemap
+_PRESENT = 1 << 63  # a bit in an entry of /proc/self/pagemap
 
 
 def mapped(one: Any) -> int:
-    """How many pages of a map this process has in its page table."""
+    """Returns the number of pages of a map in the page table of this process."""
     first, pages = one.address // layout.PAGE, -(-one.nbytes // layout.PAGE)
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         entries = np.frombuffer(os.pread(pagemap.fileno(), 8 * pages, 8 * first), np.uint64)
@@ -61,14 +61,14 @@ def all_there(engine: Engine) -> bool:
 
 
 def finish(engine: Engine) -> None:
-    """Return when the thread of a handle has come to its end."""
+    """Waits until the thread of a handle has ended."""
     assert engine.pages._populating is not None
     engine.pages._populating._thread.join()
 
 
 @pytest.fixture(params=["anonymous", "memory", "disk"])
 def opened(request: pytest.FixtureRequest, fast_path: Path, on_disk: Path) -> Any:
-    """Opens a new buffer where each kind of backing file has it."""
+    """Opens a new buffer on each kind of backing file."""
 
     def make(wished: Prefault, settings: Settings = SETTINGS) -> Engine:
         if request.param == "anonymous":
@@ -154,7 +154,7 @@ def test_opening_an_existing_buffer_prefaults_the_openers_pages(fast_path: Path)
         engine.define(SCHEMA)
         with Engine.open(path, None, prefault=Prefault("full")) as other:
             assert all_there(other)
-            assert mapped(maps(engine)[1]) == 0  # a page table is of one map
+            assert mapped(maps(engine)[1]) == 0  # each map has its own page table entries
 
 
 def test_a_buffer_that_another_process_defines_is_made_when_it_is_first_seen(
@@ -230,8 +230,9 @@ def test_a_signal_ends_the_wait_and_the_thread(fast_path: Path) -> None:
     def report(now: ProgressReport) -> None:
         heard.append(now.done)
         if len(heard) == 1:
-            # To the thread that waits: one that is sent to the process may interrupt another one.
-            # Again and again: one that comes just before the wait begins does not end it.
+            # The signal is sent to the waiting thread, because another thread might receive it
+            # otherwise. It is repeated, because a signal that comes just before the wait does not
+            # end it.
             while not asked.wait(0.01):
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
             stopping.wait()
@@ -400,7 +401,7 @@ def test_reserved_memory_is_not_counted_twice(
 
 @needs_root
 def test_memory_that_runs_out_is_an_error_that_says_how_far_it_came(tmp_path: Path) -> None:
-    """A sparse file in a file system that is too small: the first to touch it gets a SIGBUS."""
+    """In a sparse file on a file system that is too small, the first access causes a SIGBUS."""
 
     def run() -> None:
         sparse = replace(SETTINGS, reserve=False)
@@ -414,9 +415,9 @@ def test_memory_that_runs_out_is_an_error_that_says_how_far_it_came(tmp_path: Pa
 
 
 def _refuse(advices: dict[int, int]) -> None:
-    """From now on madvise(2) with one of these ends with an error: as of an older kernel."""
+    """Makes madvise(2) fail for these kinds of advice, as an older kernel does."""
     audit, madvise = {"x86_64": (0xC000003E, 28), "aarch64": (0xC00000B7, 233)}[os.uname().machine]
-    load, equal, end = 0x20, 0x15, 0x06  # of classic BPF
+    load, equal, end = 0x20, 0x15, 0x06  # opcodes of classic BPF
     steps = [
         (load, 0, 0, 4),
         (equal, 1, 0, audit),
@@ -516,7 +517,7 @@ def test_where_a_file_system_in_memory_has_huge_pages_the_buffer_gets_them(tmp_p
 @needs_root
 @has_huge_pages
 def test_a_huge_page_may_begin_in_one_piece_and_end_in_the_next(tmp_path: Path) -> None:
-    """As of leaves in anonymous memory, which lie one behind the other."""
+    """Leaves in anonymous memory follow each other without alignment."""
 
     def run() -> None:
         fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
@@ -538,7 +539,7 @@ def test_files_of_small_rows_lie_where_huge_pages_fit(fast_path: Path) -> None:
         assert engine.seat.mapped is not None
         slots, (first, _) = engine.seat.mapped.slots, engine.seat.mapped.leaves
         assert [one.address % HUGE for one in (slots, first)] == [0, 0]
-        memoryview(first)[-1] = 1  # all of it is there
+        memoryview(first)[-1] = 1  # all of it exists
         assert engine.check().ok
 
 
@@ -557,13 +558,13 @@ def test_a_map_may_begin_anywhere_in_its_huge_page(tmp_path: Path, offset: int) 
 
 
 def in_huge_pages() -> int:
-    """Bytes of memory of files that this process has mapped in huge pages."""
+    """Returns the bytes of mapped files that are in huge pages."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("ShmemPmdMapped:"))
 
 
 def _no_free_huge_page() -> bool:
-    """Whether memory is too fragmented, or too full, to have asked for one."""
+    """True if memory is too fragmented or too full for a huge page."""
     lines = Path("/proc/buddyinfo").read_text().splitlines()
     orders = [list(map(int, line.split()[4:])) for line in lines]
     return not any(sum(order[9:]) for order in orders)

@@ -1,4 +1,4 @@
-"""Progress of long work: a caller can follow it, and end it."""
+"""Progress of long operations: a caller can follow and end them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = Settings(capacity=64, alpha=1.0, eps=0.0)
 
 
 class StoppedError(Exception):
-    """What a callback raises."""
+    """The error that a callback raises."""
 
 
 def stop(_report: ProgressReport) -> None:
@@ -45,14 +45,14 @@ def stop_halfway(report: ProgressReport) -> None:
 
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is told of, in pieces of one slot."""
+    """Makes every operation report each slot."""
     monkeypatch.setattr(progress, "EVERY_S", 0.0)
     monkeypatch.setattr(progress, "PIECE_BYTES", 1)
 
 
 @pytest.fixture
 def path(fast_path: Path) -> Path:
-    """A buffer with sixty items that everybody has left."""
+    """Makes a buffer with sixty items that all clients have left."""
     path = fast_path / "buffer"
     with Engine.open(path, SETTINGS) as engine:
         write(engine.define(schema(64)), range(60), np.arange(60.0))
@@ -61,12 +61,12 @@ def path(fast_path: Path) -> Path:
 
 @pytest.fixture
 def copy(path: Path, fast_path: Path) -> Path:
-    """A copy of it: recovery verifies every item."""
+    """Makes a copy of the buffer, in which recovery verifies every item."""
     shutil.copytree(path, fast_path / "copy")
     return fast_path / "copy"
 
 
-# -- what is told ----------------------------------------------------------------------------------
+# -- -- reports ------------------------------------------------------------------------------------
 
 
 def test_a_report_says_what_how_much_of_how_much_and_of_what_unit(every_step: None) -> None:
@@ -100,7 +100,7 @@ def test_the_end_is_told_once_and_nothing_is_said_to_be_done_that_is_not(every_s
     heard: Heard = []
     with report_to(heard.append), Progress("copy", 10) as work:
         work.advance(7)
-        work.advance(7)  # as of what others wrote meanwhile
+        work.advance(7)  # as if others had written meanwhile
         assert [one.done for one in heard] == [7]
     assert [one.done for one in heard] == [7, 10]
 
@@ -236,7 +236,7 @@ def test_while_a_check_tells_others_may_write(path: Path, every_step: None) -> N
 
         def write_one(_report: ProgressReport) -> None:
             write(ring, range(1), np.ones(1))
-            with Engine.open(path, None):  # nor does it hold init.lock
+            with Engine.open(path, None):  # it does not hold init.lock either
                 pass
 
         assert check(path, on_progress=write_one).ok

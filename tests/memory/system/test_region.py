@@ -1,4 +1,4 @@
-"""Allocate, open, sync, unlink: a file is complete or it is not ours."""
+"""Allocation, opening, syncing and removal of files: a file is complete or not recognized."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def directory(tmp_path: Path) -> Iterator[Directory]:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that every user can reach and nobody but its owner can write."""
+    """Makes a directory that every user can reach but only its owner can write."""
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     yield path
@@ -65,7 +65,7 @@ def descriptors() -> int:
 
 
 def failing(number: int) -> Callable[..., None]:
-    """A system call that fails."""
+    """Returns a system call that fails."""
 
     def call(*arguments: object, **keywords: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -185,7 +185,7 @@ def test_a_directory_that_cannot_be_made_or_read_is_an_error_that_says_so(public
 
 @needs_root
 def test_a_read_only_file_system_can_be_read(tmp_path: Path) -> None:
-    """EROFS by a real mount, in a mount namespace that ends with the program."""
+    """Uses EROFS from a real mount, in a mount namespace that ends with the program."""
     with Program.python(
         """
         import os, subprocess, sys
@@ -236,7 +236,7 @@ def test_permissions_do_not_depend_on_the_umask(public: Path) -> None:
     os.chown(public, NOBODY, NOBODY)
 
     def attempt() -> None:
-        as_nobody()  # root may open a directory without permissions, so it would prove nothing
+        as_nobody()  # root may open a directory without permissions, which would prove nothing
         for umask in (0o777, 0o000):
             os.umask(umask)
             path = public / f"umask{umask}"
@@ -444,7 +444,7 @@ def test_a_handled_error_keeps_no_variables_alive(directory: Directory) -> None:
             directory.open_file("nothing")
         return weakref.ref(large)
 
-    gc.disable()  # no cycle is needed to be found
+    gc.disable()  # the test must not depend on the garbage collector
     try:
         assert caller()() is None
     finally:
@@ -617,7 +617,7 @@ def test_a_lock_file_is_made_once_and_its_content_is_kept(directory: Directory) 
             assert os.read(second.fd, 100) == b"whatever"
 
 
-# Small files as a whole.
+# Whole small files.
 
 
 def test_a_small_file_is_read_as_a_whole(directory: Directory) -> None:
@@ -730,7 +730,7 @@ def test_a_system_that_fails_says_where_and_no_descriptor_stays(
 
 
 def test_a_descriptor_is_closed_once_and_with_its_owner(directory: Directory) -> None:
-    """The number may be another file's by then."""
+    """The number may belong to another file by then."""
     before = descriptors()
     file = directory.create("file", 1)
     number = file.fd
@@ -869,7 +869,7 @@ def test_a_directory_knows_whether_its_path_still_leads_to_it(directory: Directo
     assert not directory.still_there()
 
 
-# The disk below.
+# The disk.
 
 
 def test_a_sync_that_fails_is_never_taken_for_a_success(

@@ -1,4 +1,4 @@
-"""How much of a file is in memory: what the kernel says, of all of it or of windows."""
+"""How much of a file is in memory according to the kernel, in total or by windows."""
 
 from __future__ import annotations
 

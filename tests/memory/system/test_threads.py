@@ -1,4 +1,4 @@
-"""Large batches, by one thread and by several: the same bytes, also under kills and forks."""
+"""Large batches give the same bytes with one thread and with several, under kills and forks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmbuffer.memory import Engine, Leaf, Ring, Schema, Settings
 from tests.kit.rings import ring_of
 from tests.memory.rows import Rows, child, require_sound, sample, succeeds, write
 
-#: A row that is moved past the cache, one that is not, and one that is summed with others.
+#: A row that bypasses the cache, one that does not, and one whose checksum is batched.
 LEAVES = (
     Leaf(("number",), "int64", ()),
     Leaf(("frame",), "uint8", (4096,)),
@@ -25,7 +25,7 @@ LEAVES = (
 )
 SMALL = (Leaf(("number",), "int64", ()), Leaf(("x",), "uint8", (61,)))
 LARGE = 700
-"""Items of a batch: 6 MB."""
+"""Items in a batch of 6 MB."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +45,10 @@ def threads() -> int:
 
 
 def history(ring: Ring, count: int) -> list[bytes]:
-    """What writes, updates and draws leave and return, in bytes."""
+    """Returns the bytes that writes, updates and draws leave and return."""
     rng = np.random.default_rng(3)
     found = []
-    for first in (0, count):  # the second one goes around the end
+    for first in (0, count):  # the second batch goes past the end of the ring
         write(ring, range(first, first + count), rng.random(count))
     index = rng.integers(ring.capacity, size=2 * count)
     ring.update(index, rng.random(2 * count))
@@ -209,7 +209,7 @@ def test_nothing_of_a_fill_by_threads_is_there_after_a_kill(
 def test_a_learner_killed_in_a_long_update_has_done_its_first_pieces(
     fast_path: Path, pieces: int
 ) -> None:
-    """It lets go of the mutex after each, so others draw meanwhile."""
+    """The update releases the mutex after each piece, so that other clients can draw."""
     count, piece = 20_000, 128
     with made(fast_path / "buffer", SMALL, count) as engine:
         ring = ring_of(engine)
@@ -247,7 +247,7 @@ def test_no_more_threads_than_processors_unless_asked_for() -> None:
 
 
 def test_rows_of_a_large_batch_are_told_from_torn_ones(fast_path: Path) -> None:
-    """The other tests look at numbers: a row with a byte of another one is found by them."""
+    """The other tests compare numbers; this one finds rows with a single byte of another row."""
     rows = Rows.of(LEAVES, np.arange(10))
     rows.bytes[1][3, 4000] += 1
     with pytest.raises(AssertionError, match=r"rows \[3\] are torn"):

@@ -1,4 +1,4 @@
-"""Whether the kernel holds a writer back is asked of the kernel."""
+"""The kernel's own state shows whether it delays a writer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from shmbuffer.memory.system import writeback
 
 @contextmanager
 def a_child_that_reads_a_pipe(*, thread: bool = False) -> Iterator[int]:
-    """Its pid, once it sleeps; in a thread beside the main one if told so."""
+    """Runs a child that reads a pipe, in a second thread if ``thread``.
+
+    Yields its pid once it sleeps.
+    """
     asleep, told = os.pipe()
     ready, tell = os.pipe()
     child = os.fork()
@@ -40,7 +43,10 @@ def a_child_that_reads_a_pipe(*, thread: bool = False) -> Iterator[int]:
 
 
 def asleep_in(pid: int, name: str) -> str:
-    """Waits until a process sleeps in a function with this in its name; its whole name."""
+    """Waits until a process sleeps in a kernel function whose name contains ``name``.
+
+    Returns the full name.
+    """
     while not (found := [one for one in writeback.sleeps_in(pid) if name in one]):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         if state == "S" and not writeback.sleeps_in(pid):

@@ -1,4 +1,4 @@
-"""Changes to the files of a buffer from outside."""
+"""Edits the files of a buffer from outside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 @contextmanager
 def edited(path: Path, name: str) -> Iterator[Any]:
-    """Gives the bytes of a file, and writes back what the block has made of them."""
+    """Yields the bytes of a file, and writes them back after the block."""
     data = np.fromfile(path / name, np.uint8)
     yield data
     with (path / name).open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Is it whole? Everything is looked at, and nothing is changed."""
+"""`check` examines the whole buffer and changes nothing."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SETTINGS = Settings(capacity=8, alpha=1.0, eps=0.0)
 
 @pytest.fixture
 def path(fast_path: Path) -> Path:
-    """A buffer with items 4 to 11 that everybody has left."""
+    """Makes a buffer with items 4 to 11 that all clients have left."""
     path = fast_path / "buffer"
     with Engine.open(path, SETTINGS) as engine:
         write(engine.define(schema()), range(12), np.arange(12.0))
-    time.sleep(0.01)  # more than a tick of the kernel's clock: what is edited now has a later ctime
+    time.sleep(0.01)  # longer than a tick of the kernel's clock: later edits have a later ctime
     return path
 
 
@@ -42,7 +42,7 @@ def spoil(path: Path, name: str, at: int, xor: int = 1) -> None:
 
 
 def unchanged(path: Path) -> CheckReport:
-    """The report; the directory is as it was."""
+    """Returns the report, after verifying that the directory is unchanged."""
     before = without_mutex(path)
     report = check(path)
     assert without_mutex(path) == before
@@ -50,7 +50,7 @@ def unchanged(path: Path) -> CheckReport:
 
 
 def without_mutex(path: Path) -> dict[str, bytes | str]:
-    """Of a living buffer it is locked, which is no change that anybody sees."""
+    """Reads the files without the mutex, whose lock in a live buffer is no visible change."""
     found = files_of(path)
     control = found[layout.CONTROL]
     assert isinstance(control, bytes)
@@ -316,8 +316,8 @@ def test_another_boot_is_a_note(path: Path) -> None:
 
 
 def test_the_last_check_is_the_first_of_the_command_line(path: Path) -> None:
-    """It neither imports torch nor needs an entry."""
+    """The check neither imports torch nor needs an entry."""
     with Engine.open(path, None) as engine:
-        engine.seat.control.entries["state"] = 1  # all 256 are taken
+        engine.seat.control.entries["state"] = 1  # all 256 are in use
         assert check(path).items == 8
         engine.seat.control.entries["state"][1:] = 0

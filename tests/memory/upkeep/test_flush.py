@@ -1,4 +1,4 @@
-"""The barrier: leaves, slots, then the superblock that says so."""
+"""The barrier syncs leaves, then slots, then the superblock that records it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.memory.rows import Maker, Parent, child, contents, files_of, place, s
 
 
 class Synced:
-    """A map that notes when it is synced, or fails to be."""
+    """A map that records when it is synced, or whose sync fails."""
 
     def __init__(self, mapping: Any, name: str, log: list[str], fails: int = 0) -> None:
         self._map = mapping
@@ -42,7 +42,7 @@ def log() -> list[str]:
 
 @pytest.fixture
 def engine(make_files: Maker, log: list[str]) -> Engine:
-    """A buffer whose maps are watched."""
+    """Makes a buffer whose maps are recorded."""
     engine = make_files(alpha=1.0)
     write(ring_of(engine), range(5))
     assert engine.seat.mapped is not None
@@ -109,7 +109,7 @@ def test_writers_go_on_meanwhile(engine: Engine, log: list[str]) -> None:
 def test_a_sync_that_fails_is_an_error_and_is_not_forgotten(
     engine: Engine, log: list[str], which: str, number: int
 ) -> None:
-    """The kernel may have dropped the pages: that the next sync succeeds proves nothing."""
+    """The kernel may have dropped the pages, so a later sync that succeeds proves nothing."""
     engine.flush()
     write(ring_of(engine), [5])
     assert engine.seat.mapped is not None
@@ -201,7 +201,7 @@ def test_it_changes_nothing_but_the_superblock(make_files: Maker) -> None:
     after = files_of(engine.path)
     control = ".shmbuffer/control"
     assert {name for name in after if after[name] != before[name]} == {control}
-    touched = slice(8192 + 448, 8192 + 456)  # when: see `restored`
+    touched = slice(8192 + 448, 8192 + 456)  # the time: see `restored`
     for files in (before, after):
         files[control] = files[control][: touched.start] + bytes(8) + files[control][touched.stop :]
     assert after[control][8192:] == before[control][8192:]

@@ -1,4 +1,4 @@
-"""A history is bounded, of one recorder, and read as it is after any death; damage costs itself."""
+"""A history is bounded, has one recorder, and survives deaths; damage affects only itself."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def read(engine: Engine) -> History:
 
 
 def filled(engine: Engine, records: int, events: int = 0) -> None:
-    """Records whose length is their number, and events whose pid is."""
+    """Writes records whose length is their number, and events whose pid is their number."""
     recorder = recorder_of(engine)
     for number in range(1, records + 1):
         recorder.record({**engine.glance(), "length": number}, RECORDER)
@@ -161,7 +161,7 @@ def test_a_clock_that_is_set_back_stops_nothing(
     recorder.close()
     found = read(engine)
     assert len(found.fine) == 5
-    assert len(found.coarse) == 3  # the first, the one after the jump, the one a minute later
+    assert len(found.coarse) == 3  # the first, the one after the jump, and the one a minute later
     assert (np.diff(found.fine["boottime_ns"].astype(np.int64)) >= 0).all()
 
 
@@ -204,7 +204,7 @@ def test_a_record_torn_at_any_byte_is_left_out(engine: Engine) -> None:
     whole = file_of(engine).read_bytes()
     size = read(engine).fine.dtype.itemsize
     at = history.HEADER_BYTES + 4 * size
-    for cut in range(size - 8):  # behind it there are only zeros
+    for cut in range(size - 8):  # only zeros follow
         torn = bytearray(whole)
         torn[at + cut : at + size] = bytes(size - cut)
         if torn == whole:
@@ -213,7 +213,7 @@ def test_a_record_torn_at_any_byte_is_left_out(engine: Engine) -> None:
         assert found.fine["length"].tolist() == [1, 2, 3, 4], cut
         assert found.left_out == (1 if cut else 0)
     file_of(engine).write_bytes(torn)
-    filled(engine, 1)  # it is written over
+    filled(engine, 1)  # it is overwritten
     assert read(engine).fine["number"].tolist() == [1, 2, 3, 4, 5]
 
 
@@ -276,7 +276,7 @@ def flip(path: Path) -> None:
 
 
 def change_header(path: Path, change: Callable[[np.ndarray], None]) -> None:  # type: ignore[type-arg]
-    """A header that lies, with a checksum that fits."""
+    """Writes a wrong header with a matching checksum."""
     data = bytearray(path.read_bytes())
     page = np.frombuffer(data, history.HEADER, 1)
     change(page)

@@ -1,4 +1,4 @@
-"""What is in there? A look that takes no lock, joins nothing and changes nothing."""
+"""`inspect` takes no lock, joins no buffer and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items as they are: age, writer, priority; nothing is locked or changed."""
+"""Item statistics by age, writer and priority, without locks or changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Recovery: the first to open a directory that no living client uses finds what was committed.
+"""Recovery: the first process to open a directory without living clients finds all committed items.
 
-A reboot is played by another boot id in the superblock. After it, and in a copy, any page may be
-older than another, so that every item has to fit its checksum.
+A different boot id in the superblock simulates a reboot. After a reboot, and in a copy, any page
+may be older than another, so every item is verified by its checksum.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ ALL = {n % 8: n for n in range(4, 12)}
 
 
 def made(path: Path, settings: Settings = SETTINGS) -> None:
-    """Items 4 to 11, with their number as priority; everybody has left."""
+    """Makes items 4 to 11 with their number as priority; all clients have left."""
     with Engine.open(path, settings) as engine:
         ring = engine.define(schema(settings.capacity))
         write(ring, range(12), np.arange(12.0))
 
 
 def reboot(path: Path) -> None:
-    """Everything that the kernel knew is gone, and what is on the disk is there."""
+    """Simulates a reboot: only the state on the disk remains."""
     with Directory.open(path) as directory, directory.open_file(layout.CONTROL) as file:
         control = Control(_core.Map(file.fd, layout.CONTROL_BYTES), str(path))
         control.write(replace(control.superblock(), boot_id=b"an earlier boot."))
@@ -69,7 +69,7 @@ def reboot(path: Path) -> None:
 
 
 def dies(path: Path, work: Callable[[Engine], object], point: str | None = None) -> None:
-    """A client of its own is killed at a crash point, or after its work, without leaving."""
+    """Runs a client that is killed at a sync point, or after its work, without leaving."""
 
     def victim() -> None:
         engine = Engine.open(path, None)
@@ -102,7 +102,7 @@ def raw(path: Path, capacity: int = 8) -> Iterator[Any]:
 
 @contextmanager
 def runtime(path: Path) -> Iterator[Any]:
-    """The runtime page, as a structured value."""
+    """Yields the runtime page as a structured value."""
     with edited(path, layout.CONTROL) as data:
         yield data[layout.RUNTIME_OFFSET : layout.REGISTRY_OFFSET].view(layout.RUNTIME)
 
@@ -114,12 +114,12 @@ def entries(path: Path) -> Iterator[Any]:
 
 
 def numbers(report: RecoveryReport) -> dict[str, int]:
-    """What a report counts, without what is zero."""
+    """Returns the non-zero counts of a report."""
     found = {name: value for name, value in report.to_json().items() if isinstance(value, int)}
     return {name: value for name, value in found.items() if value and name != "epoch"}
 
 
-# Nobody alive.
+# No living client.
 
 
 def test_committed_items_survive(path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_batch_being_committed_is_there_as_a_whole(path: Path, point: str) -> 
 def test_items_rolled_forward_without_a_priority_have_the_default(
     path: Path,
 ) -> None:
-    """And not what the item that was there before had."""
+    """The priority of the item that was in the slot before is not used."""
     made(path)
     dies(path, lambda engine: write(ring_of(engine), [12, 13]), "write.committing")
     assert recover(path).rolled_forward == 2
@@ -276,7 +276,7 @@ def test_a_handle_says_what_its_recovery_did(path: Path) -> None:
         assert second.report is None
 
 
-# What is repaired.
+# Repairs.
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.inf, -np.inf, 1e301, np.nan])
@@ -435,7 +435,7 @@ def test_after_a_reboot_every_item_has_to_fit_its_checksum(path: Path) -> None:
 def test_a_boot_id_that_cannot_be_read_is_no_reboot(
     path: Path, monkeypatch: pytest.MonkeyPatch, unknown: str
 ) -> None:
-    """A client that uses the buffer would find a new mutex."""
+    """Otherwise a client that uses the buffer would find a new mutex."""
     known = identity.boot_id()
     ids = {"now": [known, UNKNOWN_BOOT], "when it was made": [UNKNOWN_BOOT, known]}[unknown]
     monkeypatch.setattr(identity, "boot_id", lambda: ids[0])
@@ -473,7 +473,7 @@ def test_where_the_boot_is_not_known_and_nothing_can_be_verified_all_is_kept(
 
 
 def test_on_the_same_boot_the_bytes_are_the_kernels(path: Path) -> None:
-    """Damage from outside is not looked for then, and found by a check."""
+    """On the same boot, recovery does not search for damage from outside; a check finds it."""
     made(path)
     flip(path, "next/obs.memmap", 37 * 5 + 2)
     assert numbers(recover(path)) == {"items": 8}
@@ -482,7 +482,7 @@ def test_on_the_same_boot_the_bytes_are_the_kernels(path: Path) -> None:
 
 
 def test_a_mutex_that_was_held_at_a_power_cut_is_recreated(path: Path) -> None:
-    """Its owner is of the boot before, and no kernel will ever say that it died."""
+    """Its owner is of the earlier boot, so no kernel will report its death."""
     made(path)
     with Engine.open(path, None) as engine, mutex_held(engine):
         held = (path / layout.CONTROL).read_bytes()
@@ -499,7 +499,7 @@ def test_a_mutex_that_was_held_at_a_power_cut_is_recreated(path: Path) -> None:
 
 
 def test_an_old_checksum_is_damage_too(path: Path) -> None:
-    """The payload is of a later write than the word: pages came to the disk in any order."""
+    """The payload is of a later write than the word, because pages reach the disk in any order."""
     made(path)
     with words(path) as found:
         before = found.copy()
@@ -526,7 +526,7 @@ def test_a_head_that_is_older_than_its_items_is_moved_behind_them(path: Path) ->
 
 
 def test_a_ticket_that_a_barrier_covered_is_not_used_again_after_a_reboot(path: Path) -> None:
-    """Of an emptied ring no word tells how far it came, and the page with head may be older."""
+    """No word of an emptied ring shows its last ticket, and the page with the head may be older."""
     made(path)
     with Engine.open(path, None) as engine:
         ring_of(engine).empty()
@@ -543,7 +543,7 @@ def test_a_ticket_that_a_barrier_covered_is_not_used_again_after_a_reboot(path: 
 
 
 def test_an_incarnation_is_not_used_again_after_a_reboot(path: Path) -> None:
-    """The control page is older than the slots: their sources are of clients that it never saw."""
+    """The control page is older than the slots, and lacks the clients that wrote them."""
     made(path)
     for _ in range(3):
         with Engine.open(path, None) as engine:
@@ -622,7 +622,7 @@ def test_without_checksums_a_head_that_is_older_than_the_slots_is_not_believed(p
 def test_a_recovery_that_died_is_repeated_for_the_same_reason(
     path: Path, point: str, reason: str
 ) -> None:
-    """Else its successor would trust bytes that nobody has verified."""
+    """Otherwise its successor would trust unverified bytes."""
     made(path)
     flip(path, "next/obs.memmap", 37 * 5 + 2)
     if reason == "reboot":
@@ -641,7 +641,7 @@ def test_a_recovery_that_died_is_repeated_for_the_same_reason(
     with Engine.open(path, None) as engine:
         assert set(contents(ring_of(engine))) == set(range(8)) - {5}
         require_sound(engine)
-    if point != "recover.superblock":  # there it was done, but for the last word
+    if point != "recover.superblock":  # there the recovery was complete except for the last write
         assert again.reason == reason
         assert numbers(again)["items"] == 7
 
@@ -675,7 +675,7 @@ def test_a_copy_made_while_in_use_recovers_on_its_own(path: Path) -> None:
 
 
 def test_a_copy_made_while_another_writes_has_whole_items_only(path: Path) -> None:
-    """Its files are of different moments, and each of them of several."""
+    """The files of the copy are of different times, and each file is of several."""
     copy = path.with_name("copy")
     with Engine.open(path, Settings(capacity=64, alpha=1.0)) as engine:
         ring = engine.define(schema(64))
