@@ -1,4 +1,4 @@
-"""A script of TorchRL with collectors in processes, a learner beside them, and either library.
+"""A script in TorchRL's manner with collector processes and a learner, on either library.
 
 python -m tests.compat.collect {sync,async} {torchrl,shmbuffer} STORAGE [shared_init]
 """

@@ -1,6 +1,6 @@
-"""The two families side by side: TorchRL's names and ours, and what a result looks like.
+"""The two families side by side: TorchRL's names and ours, and how results are compared.
 
-Importing this module skips the module that imports it where TorchRL is not installed.
+Importing this module skips the importing module if TorchRL is not installed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_tensor_
 
 import shmbuffer.torchrl
 
-os.environ.setdefault("RL_LOGGING_LEVEL", "ERROR")  # TorchRL logs every storage that it makes
+os.environ.setdefault("RL_LOGGING_LEVEL", "ERROR")  # TorchRL logs every storage that it creates
 
 with warnings.catch_warnings():
-    # TorchRL warns while it is imported, of what it deprecates and of its optional parts.
+    # While it is imported, TorchRL warns about deprecations and missing optional parts.
     warnings.simplefilter("ignore")
     pytest.importorskip(
         "torchrl", reason="TorchRL is not installed here: scripts/compat runs these tests"
@@ -64,11 +64,11 @@ ours = shmbuffer
 
 
 def described(value: Any, *, values: bool = True) -> Any:
-    """What a user sees of a result, in plain Python, so that two of them can be compared.
+    """Describes a result in plain Python, so that two results can be compared.
 
     Args:
         value: what a call returned.
-        values: with the numbers; else with keys, shapes and dtypes alone.
+        values: include the numbers; otherwise only keys, shapes and dtypes.
     """
     if isinstance(value, shmbuffer.PriorityUpdate):
         return None  # TorchRL returns nothing; docs/torchrl.md says so
@@ -102,9 +102,10 @@ def described(value: Any, *, values: bool = True) -> Any:
 
 
 def outcome(step: Callable[[], Any], *, values: bool = True) -> Any:
-    """What a step returns, described; or the error that it raises."""
+    """Returns the described result of a step, or the error that it raises."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchRL deprecates; we compare results
+        # TorchRL warns about deprecations; only results are compared
+        warnings.simplefilter("ignore")
         try:
             return described(step(), values=values)
         except Exception as error:
@@ -112,7 +113,7 @@ def outcome(step: Callable[[], Any], *, values: bool = True) -> Any:
 
 
 def same(mine: Any, theirs_: Any) -> bool:
-    """Whether two outcomes are equal, or two errors that the same handler catches."""
+    """True if two outcomes are equal, or are errors that the same handler catches."""
     if isinstance(theirs_, Exception) or isinstance(mine, Exception):
         if not (isinstance(theirs_, Exception) and isinstance(mine, Exception)):
             return False
@@ -122,7 +123,7 @@ def same(mine: Any, theirs_: Any) -> bool:
 
 @functools.cache
 def said_by(script: str, *arguments: str) -> dict[str, Any]:
-    """What a script of this folder prints at its end, which it comes to."""
+    """Runs a script of this folder and returns the JSON in its last line of output."""
     command = [sys.executable, "-W", "ignore", "-m", f"tests.compat.{script}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""DQN with an LSTM on either library's buffer, in the shape of TorchRL's ``dqn_with_rnn``.
+"""DQN with an LSTM on either library's buffer, modelled on TorchRL's ``dqn_with_rnn``.
 
 python -m tests.compat.lstm_dqn
 

@@ -49,7 +49,7 @@ STEPS = 10
 
 
 class Meeting(EnvBase):
-    """Two agents on a line, which are to meet. A step's reward is minus their distance."""
+    """Two agents on a line that should meet. The reward of a step is minus their distance."""
 
     def __init__(self, worlds: int, seed: int, device: Any) -> None:
         super().__init__(device=device, batch_size=[worlds])
@@ -142,7 +142,7 @@ class MeetingTask(TaskClass):
 
 
 class Seen(Callback):
-    """Keeps a description of the buffer, which the experiment closes."""
+    """Stores a description of the buffer, because the experiment closes it."""
 
     def on_train_end(self, training_td: TensorDictBase, group: str) -> None:
         rb = self.experiment.replay_buffers[group]
@@ -154,7 +154,7 @@ class Seen(Callback):
 
 
 def trained(run: str) -> dict[str, Any]:
-    """Trains for some hundred steps; returns the losses, and a description of the buffer."""
+    """Trains for some hundred steps; returns the losses and a description of the buffer."""
     if run != "torchrl":
         ours = {name: getattr(shmbuffer, name) for name in CLASSES}
         vars(benchmarl.algorithms.common).update(ours)

@@ -1,7 +1,7 @@
 """Trains a model of Stable-Baselines3 in one of several processes that share its transitions.
 
-A process goes on from the checkpoint of an earlier one with its number. It sends a report before it
-begins, and one each time that it has saved a checkpoint.
+A process resumes from the checkpoint of an earlier process with its number. It sends a report
+before it begins, and another one whenever it has saved a checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH, LEARNING_STARTS, EVERY = 8, 50, 20
 
 
 def task(name: str, seed: int) -> tuple[type[Any], str, Any, dict[str, Any], dict[str, Any]]:
-    """Algorithm, policy, environment, arguments of the model and of its replay buffer."""
+    """Returns the algorithm, policy, environment, and arguments of the model and its buffer."""
     if name == "atari":
         import ale_py
 
@@ -71,19 +71,20 @@ class Trainer:
         self.report()
 
     def save(self) -> None:
-        """Replaces the checkpoint by one of now, whole or not at all."""
+        """Replaces the checkpoint atomically by the current state."""
         new = self.checkpoint.with_suffix(".new.zip")
         self.model.save(new)
         os.replace(new, self.checkpoint)
 
     def report(self) -> None:
         """Sends what this process has stored and learned, and what it sees in the buffer."""
-        stored = max(self.model.num_timesteps - self.began - 1, 0)  # one is on its way
+        # one transition is not stored yet
+        stored = max(self.model.num_timesteps - self.began - 1, 0)
         learned = {"updates": self.model._n_updates, "version": self.version}
         self.reports.send({"stored": stored, "items": len(self.rb), **learned})
 
     def train(self) -> None:
-        """Explores and learns, as the algorithm does by itself."""
+        """Explores and learns as the algorithm does by default."""
         self.model.learn(10**9, Each(self), reset_num_timesteps=False)
 
     def collect(self) -> None:
@@ -92,7 +93,7 @@ class Trainer:
         self.train()
 
     def learn(self) -> None:
-        """Learns, once for each step of the collector, and hands out the policy."""
+        """Learns once for each step of the collector, and publishes the policy."""
         self.rb.rate_limiter = RateLimiter(
             BATCH, min_size=LEARNING_STARTS, error_buffer=2 * EVERY * BATCH
         )
@@ -104,7 +105,7 @@ class Trainer:
 
 
 class Each(BaseCallback):
-    """Follows the learner, if there is one, and saves the model at each twentieth step."""
+    """Follows the learner, if there is one, and saves the model at every twentieth step."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Runs a training script that the wheel of TorchRL ships, on either library's replay buffers.
+"""Runs a training script from TorchRL's wheel on either library's replay buffers.
 
 python -m tests.compat.sota PROGRAM
 
-The script's folder is copied, and gets a small configuration, because the wheel ships none. The
-script then runs as ``__main__`` three times. The last line of the output is JSON: for each run, the
-losses that were differentiated, exactly, or the error that ended it.
+The script's folder is copied and gets a small configuration, because the wheel contains none. The
+script then runs as ``__main__`` three times. The last line of the output is JSON. For each run, it
+has the exact losses that were differentiated, or the error that ended the run.
 
 - "torchrl": unchanged, but for ``prefetch=0``. TorchRL prefetches in threads, which draw from one
   generator in an order that no seed decides.
@@ -34,7 +34,7 @@ import torch
 
 import shmbuffer
 
-# The entries that most scripts read; some of them leave a few unread.
+# Entries that most scripts read; some scripts do not read all of them.
 SETTINGS: dict[str, Any] = {
     "env": {
         "name": "Pendulum-v1",
@@ -116,15 +116,15 @@ DISCRETE = {"env": {"name": "CartPole-v1"}}
 
 @dataclass
 class Script:
-    """A script of the wheel, and what it needs to run here.
+    """A script of the wheel, and the changes with which it runs here.
 
     Attributes:
-        path: below the folder of scripts.
-        names: what its line imports from shmbuffer.
-        makes_buffer: the file that gets the line.
-        config: name of the configuration that it asks for.
-        settings: entries of that configuration, beside `SETTINGS`.
-        prioritized: ``replay_buffer.prb`` gives it priorities.
+        path: relative to the folder of scripts.
+        names: the names that its added line imports from shmbuffer.
+        makes_buffer: the file to which the line is added.
+        config: name of the configuration that it requests.
+        settings: entries of that configuration, in addition to `SETTINGS`.
+        prioritized: True if ``replay_buffer.prb`` enables priorities.
         seeded: for a script that seeds no environment: a file, and the line before which it does so
             here.
     """
@@ -139,7 +139,7 @@ class Script:
 
     @property
     def line(self) -> str:
-        """The line that is added."""
+        """Returns the line that is added."""
         return f"from shmbuffer import {self.names}"
 
 
@@ -311,7 +311,7 @@ SCRIPTS = {
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The settings of both; those of the second come first."""
+    """Merges two dicts of settings; entries of the second dict take precedence."""
     found = dict(one)
     for key, value in other.items():
         inside = isinstance(value, dict) and isinstance(found.get(key), dict)
@@ -333,7 +333,7 @@ SAME_DRAWS = (
 
 
 def prepare(script: Script, run: str, folder: Path) -> Path:
-    """Copies the script's folder; returns the script, ready to run."""
+    """Copies the script's folder; returns the path of the script, which is ready to run."""
     shipped = Path(torch.__file__).parents[1] / "sota-implementations"
     shutil.copytree((shipped / script.path).parent, folder, dirs_exist_ok=True)
     settings = merged(SETTINGS, script.settings)
@@ -362,7 +362,7 @@ def prepare(script: Script, run: str, folder: Path) -> Path:
 
 @contextmanager
 def recorded() -> Iterator[list[str]]:
-    """The losses that are differentiated inside of the block, in hexadecimal digits."""
+    """Records the losses that are differentiated inside the block, in hexadecimal digits."""
     losses: list[str] = []
     backward = torch.Tensor.backward
 
@@ -378,7 +378,7 @@ def recorded() -> Iterator[list[str]]:
 
 
 def losses_of(script: Script, run: str) -> list[str] | str:
-    """The losses of one run, or its error."""
+    """Returns the losses of one run, or its error."""
     here, modules, path = os.getcwd(), {*sys.modules}, [*sys.path]
     with tempfile.TemporaryDirectory() as folder, recorded() as losses:
         file = prepare(script, run, Path(folder))
@@ -388,7 +388,7 @@ def losses_of(script: Script, run: str) -> list[str] | str:
         torch.manual_seed(0)
         try:
             runpy.run_path(str(file), run_name="__main__")
-        except SystemExit:  # hydra has printed the error that it stands for
+        except SystemExit:  # hydra has printed the original error
             return "failed"
         finally:
             os.chdir(here)
@@ -400,7 +400,7 @@ def losses_of(script: Script, run: str) -> list[str] | str:
 
 
 def main(name: str) -> None:
-    """Runs a script of the table."""
+    """Runs a script from the table."""
     torch.set_num_threads(1)
     runs = ("torchrl", "same draws", "shipped")
     print(json.dumps({run: losses_of(SCRIPTS[name], run) for run in runs}))

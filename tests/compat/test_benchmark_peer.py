@@ -1,4 +1,4 @@
-"""torchrl as the benchmarks see it: every operation that they compare with runs, on few items."""
+"""torchrl in the benchmarks: every operation that they compare runs, on few items."""
 
 from __future__ import annotations
 

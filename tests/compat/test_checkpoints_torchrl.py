@@ -1,4 +1,4 @@
-"""A checkpoint of TorchRL's loads here, and one of ours loads there: items, order, priorities."""
+"""Checkpoints load in both directions between TorchRL and shmbuffer: items, order, priorities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from tests.compat.family import ours, theirs
 from tests.kit.items import Transition, Trap
 
-# TorchRL and tensordict warn of what they deprecate while they save and load.
+# TorchRL and tensordict warn about deprecations while they save and load.
 pytestmark = pytest.mark.filterwarnings("default")
 
 FAMILIES = {"ours": ours, "theirs": theirs}
@@ -106,7 +106,7 @@ def test_items_places_cursor_and_count_cross(
     assert len(loaded) == len(saved) == min(count, 6)
     assert loaded.write_count == saved.write_count == count
     assert loaded._batch_size == 2
-    for one in (saved, loaded):  # and it goes on at the same place
+    for one in (saved, loaded):  # both continue at the same slot
         one.extend(items(100, 103))
         one.add(items(200, 201)[0])
     assert plain(loaded[:]) == plain(saved[:])
@@ -135,11 +135,12 @@ def test_every_form_of_data_crosses(
     if written:
         loaded.extend(make(50, 55))
     elif target == "theirs" and make in (as_tensor, as_pytree):
-        with pytest.raises(RuntimeError, match="non-initialized"):  # TorchRL cannot
+        with pytest.raises(RuntimeError, match="non-initialized"):  # TorchRL cannot load it
             quietly(loaded.loads, tmp_path)
         return
     elif make is as_pytree:
-        with pytest.raises(RuntimeError, match="without its form"):  # it is in no file of TorchRL's
+        # no file of TorchRL contains the schema
+        with pytest.raises(RuntimeError, match="without its form"):
             loaded.loads(tmp_path)
         return
     quietly(loaded.loads, tmp_path)
@@ -191,7 +192,7 @@ def test_several_dimensions_cross(source: str, target: str, count: int, tmp_path
     for one in (saved, loaded):
         one.extend(batch(100, 1))
     assert plain(loaded[:]) == plain(saved[:])
-    for one in (saved, loaded):  # TorchRL counts rows, and we count elements
+    for one in (saved, loaded):  # TorchRL counts rows, shmbuffer counts elements
         assert one.write_count == (count + 1) * (2 if isinstance(one, ours.ReplayBuffer) else 1)
 
 
@@ -244,7 +245,7 @@ def test_priorities_cross(source: str, target: str, alpha: float, tmp_path: Path
     weight = torch.as_tensor(info["priority_weight"]).double()
     expected = (mass / mass.min()) ** -0.4
     assert weight.numpy() == pytest.approx(expected[np.asarray(info["index"]).ravel()], rel=1e-4)
-    # a new item has the largest priority that was ever given
+    # A new item has the largest priority that was ever set.
     loaded.extend(items(100, 101))
     assert float(sampler._sum_tree[5]) == pytest.approx(3.0**alpha, rel=1e-5)
 
@@ -325,7 +326,7 @@ def test_text_crosses_as_far_as_torchrl_itself_loads_it(tmp_path: Path) -> None:
     save(loaded, tmp_path / "ours")
     files = quietly(TensorDict.load_memmap, tmp_path / "ours" / "storage")
     assert list(files[:4]["text"]) == texts
-    # TorchRL gives every item the first one's text, also of its own checkpoints.
+    # TorchRL gives every item the text of the first one, also in its own checkpoints.
     for name in ("ours", "theirs"):
         again = buffer("theirs", "LazyTensorStorage", cls="ReplayBuffer")
         quietly(again.loads, tmp_path / name)
@@ -386,7 +387,7 @@ def test_files_of_an_older_torchrl_load(tmp_path: Path) -> None:
     saved = buffer("theirs", "LazyTensorStorage", sampler=("PrioritizedSampler", 6, 0.7, 0.4))
     saved.extend(items(0, 9))
     save(saved, tmp_path)
-    # What releases up to 0.13.3 did not write.
+    # Files that releases up to 0.13.3 did not write.
     (tmp_path / "prefetch.pkl").unlink()
     for name, keys in {
         "writer/metadata.json": ["write_count"],
@@ -400,7 +401,7 @@ def test_files_of_an_older_torchrl_load(tmp_path: Path) -> None:
     loaded = buffer("ours", "LazyTensorStorage", sampler=("PrioritizedSampler", 6, 0.1, 0.1))
     loaded.loads(tmp_path)
     assert plain(loaded[:]) == plain(saved[:])
-    assert loaded.write_count == 6  # what is there, where nobody says more
+    assert loaded.write_count == 6  # the number of items, because no file has the count
     assert loaded.extend(items(20, 21)).tolist() == [3]
     assert loaded.sampler.alpha == 0.7
 

@@ -1,4 +1,4 @@
-"""TorchRL's collectors in processes write into our buffers as into TorchRL's own."""
+"""TorchRL's collector processes write into our buffers as into TorchRL's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.compat.family import said_by
 
-# TorchRL keeps, and fills with zeros, what only the invented first item had.
+# TorchRL keeps entries that only the dummy first item had, and fills them with zeros.
 INVENTED = {"_reset", "index"}
 
 

@@ -1,6 +1,6 @@
-"""Items that are consumed, beside TorchRL's: how often, until when, and what comes after them."""
+"""Consumed items compared with TorchRL: how often, until when, and what comes after them."""
 
-# Every step is called where it is made, so that the loop variables in it are those of its round.
+# Every step is called immediately, so the loop variables in it have the values of its round.
 # ruff: noqa: B023
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def buffer(family: Any, times: int, way: str = "argument", size: int = 12, **mor
 
 
 def ids(sample: TensorDict) -> list[int]:
-    """Of a sample; in their order, which is chance with TorchRL."""
+    """Returns the sorted ids of a sample, because TorchRL's order is random."""
     found: list[int] = sample["id"].tolist()
     return sorted(found)
 

@@ -1,9 +1,9 @@
-"""The same programs on TorchRL and here: what they return, step by step, has to be the same.
+"""The same programs on TorchRL and shmbuffer must return the same results at each step.
 
-What differs on purpose is named beside the program, and stands in docs/torchrl.md.
+Intended differences are listed beside the program and described in docs/torchrl.md.
 """
 
-# Every step is called where it is made, so that the loop variables in it are those of its round.
+# Every step is called immediately, so the loop variables in it have the values of its round.
 # ruff: noqa: B023
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ def samples_with_info(family: Any, step: Step) -> None:
     step("mark", lambda: rb.mark_update(torch.tensor([0, 1])))
     step("default", lambda: float(rb.sampler.default_priority))
     step("wrong update", lambda: rb.update_priority(torch.tensor([0, 1]), torch.ones(3)))
-    # Beyond the six places, and within the eight leaves of TorchRL's tree: it checks nothing, and
-    # an index that is farther off is written to memory that is not its own.
+    # The index is beyond the six slots but within the eight leaves of TorchRL's tree, which checks
+    # nothing. A larger index would be written to foreign memory.
     step("out of range", lambda: rb.update_priority(torch.tensor([6]), 1.0))
     step("negative", lambda: rb.update_priority(0, -1.0))
     step("no batch size", lambda: family.ReplayBuffer(storage=family.ListStorage(3)).sample())
@@ -269,7 +269,7 @@ def without_replacement(family: Any, step: Step) -> None:
     step("next", lambda: [ids(rb.next()) for _ in range(9)])
     rb = made(prefetch=1)
     step("prefetch 1", lambda: [[ids(one) for one in rb], [ids(one) for one in rb]])
-    # Two threads of TorchRL's draw in either order.
+    # Two threads of TorchRL draw in either order.
     rb = made(prefetch=2)
     step("prefetch 2", lambda: [sorted(ids(one) for one in rb) for _ in range(2)])
     rb = made(prefetch=2, drop_last=True)

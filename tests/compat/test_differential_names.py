@@ -10,7 +10,7 @@ import torch
 
 from tests.compat.trace import Scenario, Step, assert_the_same, batch, episodes
 
-# Every step is called where it is made, so that the loop variables in it are those of its round.
+# Every step is called immediately, so the loop variables in it have the values of its round.
 # ruff: noqa: B023
 
 

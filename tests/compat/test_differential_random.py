@@ -1,4 +1,4 @@
-"""Random calls on TorchRL and here: indices, lengths, cursors, contents, forms of samples."""
+"""Random calls on both libraries: indices, lengths, cursors, contents, forms of samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def made_batch(form: str, count: int, seed: int) -> Any:
 
 
 def made_item(form: str, seed: int) -> Any:
-    """One random item."""
+    """Makes a random item."""
     data = made_batch(form, 1, seed)
     if form == "tuple":
         return tuple(leaf[0] for leaf in data)
@@ -54,15 +54,15 @@ Call = Callable[[Any], Any]
 
 
 def call(name: str, form: str, one: int, two: int, seed: int, count: int) -> Call | None:
-    """An operation of the buffer; None where the places that it names hold no item.
+    """Makes an operation of the buffer, or None if its slots hold no item.
 
     Args:
-        name: which one.
-        form: of the data.
-        one: a number of items, or a place.
-        two: another.
-        seed: of the data.
-        count: items that are there.
+        name: the operation.
+        form: form of the data.
+        one: a number of items, or a slot.
+        two: another number or slot.
+        seed: seed of the data.
+        count: number of stored items.
     """
     match name:
         case "extend":
@@ -116,10 +116,10 @@ def call(name: str, form: str, one: int, two: int, seed: int, count: int) -> Cal
 
 
 def writable(form: str, writer: str, name: str) -> bool:
-    """Whether TorchRL can change items of this form in place, and remembers that it did."""
+    """True if TorchRL can change items of this form in place and records the change."""
     if writer == "max value":
-        return False  # its ranks stay those of the items that were there before
-    return form not in ("tuple", "dict") or name == "write one"  # it mixes up parts and items
+        return False  # it keeps the ranks of the replaced items
+    return form not in ("tuple", "dict") or name == "write one"  # it confuses entries and items
 
 
 OPERATIONS = [
@@ -161,7 +161,7 @@ WRITERS: dict[str, Callable[[Any], Any]] = {
 
 
 def forms_of(storage: str, cls: str, writer: str) -> list[str]:
-    """What goes together in both families."""
+    """Returns the forms of data that both families support for these parts."""
     if cls == "TensorDictReplayBuffer" or writer != "round robin":
         return ["tensordict"]
     if storage in ("LazyStackStorage", "CompressedListStorage"):
@@ -171,7 +171,7 @@ def forms_of(storage: str, cls: str, writer: str) -> list[str]:
     return ["tensor", "tensordict", "tensorclass", "tuple", "dict", "list"]
 
 
-# A hundred buffers a test, each made with semaphores and files.
+# A test makes a hundred buffers, each with semaphores and files.
 pytestmark = pytest.mark.timeout(600)
 
 CASES = [
@@ -204,7 +204,7 @@ def test_random_calls_have_the_same_outcomes(
         emptied_list = False
         for number, (name, one, two, seed) in enumerate(steps):
             if emptied_list and name in ("extend", "add"):
-                return  # TorchRL's lists keep their cursor, and refuse the next write
+                return  # TorchRL's lists keep their cursor and refuse the next write
             if name.startswith("write") and not writable(form, writer, name):
                 continue
             made = call(name, form, one, two, seed, len(rb))
@@ -216,6 +216,6 @@ def test_random_calls_have_the_same_outcomes(
                 "LazyMemmapStorage",
             )
 
-    # What TensorDictRoundRobinWriter stores as "index" there, only a sample has here.
+    # TorchRL's TensorDictRoundRobinWriter stores "index", which only samples have here.
     hidden = {"_weight", "priority_weight", "index"}
     assert_the_same(Scenario(program), frozenset(hidden))

@@ -1,6 +1,6 @@
-"""Which slices can be drawn at all: the sets have to be those of TorchRL, flags included."""
+"""The sets of slices that can be drawn equal those of TorchRL, including the flags."""
 
-# Every step is called where it is made, so that the loop variables in it are those of its round.
+# Every step is called immediately, so the loop variables in it have the values of its round.
 # ruff: noqa: B023
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def made(family: Any, cls: str, contents: str, batch_size: int, options: dict[st
 
 
 def support(rb: Any, draws: int = 80) -> set[Slice]:
-    """Every slice that comes in so many samples: id and flags of each of its steps."""
+    """Returns every slice in ``draws`` samples, with the id and the flags of each step."""
     seen: set[Slice] = set()
     for _ in range(draws):
         sample = rb.sample()
@@ -81,14 +81,14 @@ def test_the_same_slices_can_be_drawn(cls: str, by: str, lengths: str, contents:
     try:
         expected = support(other)
     except RuntimeError:
-        # TorchRL fails where its draw hits short trajectories alone, or there is any: here they are
-        # never drawn, as strict_length says.
+        # TorchRL fails if its draw hits only short trajectories, or any. Here they are never drawn,
+        # as strict_length says.
         assert options.get("strict_length", True)
         assert cls != "SliceSampler"
         length = options.get("slice_len", batch_size // options.get("num_slices", 1))
         assert {len(one) for one in found} == {length}
         return
-    # What is rare may be missing in either; what only one of them can draw is a difference.
+    # Rare slices may be missing in either set; a slice that only one library can draw is an error.
     for rare in found ^ expected:
         assert rare in support(other, 600), f"only here: {rare}"
         assert rare in support(mine, 600), f"only in TorchRL: {rare}"
@@ -142,7 +142,7 @@ def lanes(family: Any, step: Step) -> None:
 
 @pytest.mark.parametrize("program", [what_slice_samples_hold, passes, lanes])
 def test_samples_and_passes_are_the_same(program: Any) -> None:
-    # TorchRL's index of a slice sample has a column for the one dimension, [n, 1].
+    # TorchRL's index of a slice sample has the shape [n, 1].
     hidden = {"_weight", "priority_weight"} | ({"index"} if program is not lanes else set())
     assert_the_same(Scenario(program), frozenset(hidden))
 

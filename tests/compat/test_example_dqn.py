@@ -1,4 +1,4 @@
-"""The DQN of TorchRL's tutorials runs on both buffers; one line of it says which."""
+"""The DQN of TorchRL's tutorials runs on both buffers, which differ in one line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 import tests.compat.family  # noqa: F401 - skips these tests where TorchRL is not installed
 
 pytest.importorskip("gymnasium")
-# It keeps the error of an import that fails, with all frames: were it imported by `train`, as it is
-# where an environment is made, the buffer of that would be kept for as long as the process lives.
+# This module keeps the error of a failed import with all frames. It is therefore imported here: an
+# import by `train` would keep the buffer of that frame until the process ends.
 pytest.importorskip("torchrl.envs.libs.utils")
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +24,13 @@ EXAMPLE = ROOT / "examples" / "dqn_torchrl.py"
 OURS = "from shmbuffer import LazyTensorStorage, TensorDictPrioritizedReplayBuffer\n"
 THEIRS = OURS.replace("shmbuffer", "torchrl.data")
 
-# TorchRL and gymnasium warn of what they deprecate; these runs are about what they do.
+# TorchRL and gymnasium warn about deprecations, which are not tested here.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def torchrl_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same file on TorchRL's own buffer."""
+    """Makes a copy of the example that uses TorchRL's own buffer."""
     text = EXAMPLE.read_text()
     assert text.count(OURS) == 1
     assert text.replace(OURS, "").count("import shmbuffer") == 0
@@ -53,7 +53,7 @@ def test_both_buffers_give_the_loss_samples_of_the_same_structure(torchrl_file: 
         assert all(reward >= 8 for reward in rewards)  # a pole needs that long to fall
         samples.append(sample)
     ours, theirs = (structure(sample) for sample in samples)
-    assert ours.pop("_weight") == ours["priority_weight"]  # we give it under both names
+    assert ours.pop("_weight") == ours["priority_weight"]  # shmbuffer returns it under both names
     assert ours == theirs
     assert ours["observation"] == (torch.float32, [128, 4])
     assert [type(sample).__name__ for sample in samples] == ["TensorDict", "TensorDict"]

@@ -1,4 +1,4 @@
-"""The example of TD3 in JAX trains without torch, and goes on after a kill."""
+"""The TD3 example in JAX trains without torch and resumes after a kill."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def test_collectors_and_learner_of_arrays_keep_their_ratio_also_after_a_kill(
     torch.write_text('raise ImportError("neither collectors nor the learner import torch")')
     paths = [str(torch.parent), os.environ["PYTHONPATH"]]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # it compiles for a few updates only
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # only a few updates are compiled
     assert_ratio_after_a_kill("examples/cleanrl_td3_jax.py", tmp_path / "td3", "--collectors", "1")

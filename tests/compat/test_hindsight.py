@@ -1,7 +1,7 @@
-"""Hindsight in both libraries, where each step's achieved goal is that which it has reached.
+"""Hindsight in both libraries, when each step's achieved goal is the one after the step.
 
-TorchRL takes goals from the root, we from "next"; here both have the same one. Everything lies in
-one piece, of one collector, as TorchRL needs it.
+TorchRL reads goals from the root, shmbuffer from "next"; here both are the same. All items are
+consecutive and from one collector, as TorchRL requires.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEPS, BATCH = 20, 10
 
 
 def steps(*lengths: int) -> TensorDict:
-    """Episodes of these lengths; the last one is open."""
+    """Makes episodes of these lengths; the last one is open."""
     number = torch.arange(STEPS)
     ends = torch.tensor(lengths).cumsum(0) - 1
     done = torch.isin(number, ends[:-1]).unsqueeze(-1)

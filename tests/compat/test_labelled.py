@@ -1,4 +1,4 @@
-"""Staleness and prompt groups beside TorchRL: the same items, information, states and errors."""
+"""Staleness and prompt groups agree with TorchRL: items, information, states and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import shmbuffer  # noqa: E402
 
 
 def pair(sampler: str, data: TensorDict, **options: Any) -> list[Any]:
-    """TorchRL's buffer, and ours, with the same items."""
+    """Makes TorchRL's buffer and ours with the same items."""
     made = []
     for family, samplers in ((torchrl, theirs), (shmbuffer, shmbuffer)):
         storage = family.LazyTensorStorage(len(data))
@@ -49,7 +49,7 @@ def test_the_same_items_are_fresh_enough_and_equally_stale(
             with pytest.raises(RuntimeError, match="exceed max_staleness"):
                 rb.sample(1)
             continue
-        sample = rb.sample(len(fresh))  # no item twice: all of them
+        sample = rb.sample(len(fresh))  # each item once
         index = sample["index"].tolist()
         assert sorted(index) == sorted(fresh)
         assert sample["staleness"].dtype is torch.float32

@@ -1,4 +1,4 @@
-"""TorchRL's own loggers take what a buffer counts."""
+"""TorchRL's own loggers accept a buffer's counters."""
 
 from __future__ import annotations
 

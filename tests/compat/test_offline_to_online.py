@@ -1,4 +1,4 @@
-"""A data set and what is collected, in both libraries; and TorchRL's own trainer hooks on ours."""
+"""A data set and collected items in both libraries, and TorchRL's trainer hooks on our buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from tests.compat.family import described, ours, theirs
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # TorchRL's, of what it deprecates itself
+    warnings.simplefilter("ignore")  # TorchRL warns about its own deprecations
     from torchrl.trainers.algorithms.offline_to_online import (
         OfflineToOnlineAnnealHook,
         OfflineToOnlineReplayBufferHook,
@@ -43,7 +43,8 @@ def of_data(sample: Any) -> int:
     return int((sample["id"] < COLLECTED).sum())
 
 
-@pytest.mark.filterwarnings("ignore:sample")  # of another batch size; TorchRL has none of it here
+# the samples have another batch size; TorchRL has none here
+@pytest.mark.filterwarnings("ignore:sample")
 @pytest.mark.parametrize("storage", [None, "LazyTensorStorage", "LazyMemmapStorage"])
 @pytest.mark.parametrize("fraction", [0.05, 0.25, 0.5, 0.85])
 def test_samples_have_the_same_shares_in_the_same_order(fraction: float, storage: Any) -> None:

@@ -1,4 +1,4 @@
-"""RL Zoo takes our buffer from a hyperparameter file: the file and the commands of the guide."""
+"""RL Zoo uses our buffer from a hyperparameter file, with the file and commands of the guide."""
 
 from __future__ import annotations
 

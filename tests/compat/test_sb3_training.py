@@ -21,11 +21,11 @@ pytest.importorskip("mujoco", reason="scripts/compat runs these tests")
 from tests.compat.sb3_training import main
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([main.__module__])  # torch and the rest are imported once
+PROCESSES.set_forkserver_preload([main.__module__])  # imports torch and the other modules once
 
 
 class Training:
-    """A process that trains, and its reports; it is killed at the end of the block."""
+    """A process that trains, with its reports; it is killed at the end of the block."""
 
     def __init__(self, *command: Any) -> None:
         self.reports, other_end = PROCESSES.Pipe(duplex=False)
@@ -34,7 +34,10 @@ class Training:
         other_end.close()
 
     def until(self, reached: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-        """The first report for which this is true; EOFError if the process has ended."""
+        """Returns the first report for which ``reached`` is true.
+
+        EOFError if the process has ended.
+        """
         while not reached(report := self.reports.recv()):
             pass
         return report
@@ -56,7 +59,7 @@ class Training:
 
 
 def rows_of(path: Path) -> Counter[bytes]:
-    """The bytes of each stored transition, and how often they are stored."""
+    """Counts the stored transitions by their bytes."""
     with shmbuffer.attach(path) as rb:
         rows = rb[:].select("observation", "action", "next")
         leaves = [leaf.reshape(len(rows), -1) for leaf in rows.values(True, True)]
@@ -69,7 +72,7 @@ def rows_of(path: Path) -> Counter[bytes]:
 def test_a_process_that_was_killed_goes_on_with_the_transitions_of_all(
     tmp_path: Path, task: str
 ) -> None:
-    """With ``mujoco`` it is a learner, whose collector follows it; with the others, a trainer."""
+    """With ``mujoco``, the process is a learner followed by its collector; otherwise a trainer."""
     replay = tmp_path / "replay"
     with Training(task, 1, tmp_path) as survivor:
         with Training(task, 0, tmp_path) as victim:
@@ -88,6 +91,6 @@ def test_a_process_that_was_killed_goes_on_with_the_transitions_of_all(
             learned = resumed.until(lambda report: report["updates"] >= back["updates"] + 20)
             if task == "mujoco":
                 survivor.until(lambda report: report["version"] >= learned["version"])
-    after = rows_of(replay)  # no process is left, so that this one recovers the buffer
+    after = rows_of(replay)  # no other process is left, so this one recovers the buffer
     assert not before - after
     assert after.total() >= before.total() + 60

@@ -1,7 +1,7 @@
-"""What docs/torchrl.md says of every public name of TorchRL's family, compared with TorchRL itself.
+"""Compares docs/torchrl.md with TorchRL, for every public name of TorchRL's family.
 
-The tables "Names" and "Methods" are read as they stand there. What they say has to be so, and what
-is so has to be said, in both directions: a new argument on either side fails here.
+The tables "Names" and "Methods" are read from the page. Each difference that they list must exist,
+and each difference that exists must be listed. A new argument on either side fails here.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tests.compat.family import MODULES, ours, theirs
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrl.md"
 STATES = {"same", "better", "not there"}
 
-# How an argument of TorchRL's may differ, as the tables say it: `name`: one of these.
+# How an argument of TorchRL may differ, in the words of the tables: `name`: one of these.
 NOT_ACCEPTED = "not accepted"
 DEFAULT_ONLY = "default only"
 
 
 class Plain(TensorClass["nocast"]):  # type: ignore[type-arg]
-    """What tensordict makes of any class."""
+    """An empty tensorclass, with the attributes that tensordict adds to any class."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: the names in its first cell, its state, and the arguments that differ."""
+    """A row of a table: the names in its first cell, its state, and the arguments that differ."""
 
     owner: str
     names: tuple[str, ...]
@@ -45,7 +45,7 @@ class Row:
 
 
 def rows(heading: str, columns: list[str]) -> list[Row]:
-    """The table below a heading; its first row has to be ``columns``."""
+    """Returns the table below a heading, whose first row must be ``columns``."""
     lines = DOCUMENT.read_text().splitlines()
     at = lines.index(heading)
     found: list[Row] = []
@@ -64,7 +64,8 @@ def rows(heading: str, columns: list[str]) -> list[Row]:
                 r"`(\*{0,2}\w+)`: ([^;]+)", cell["arguments that differ"].replace("\\|", "|")
             )
         )
-        owner = re.findall(r"`(\w+)`", cell.get("class", ""))  # of a method that several have
+        # the class of a method that several classes have
+        owner = re.findall(r"`(\w+)`", cell.get("class", ""))
         names = tuple(re.findall(r"`(\w+)`", cell.get("name", cell.get("method", ""))))
         assert names, f"docs/torchrl.md:{number}: no name in backticks"
         found += [Row(one, names, cell["here"], differences, number) for one in owner or [""]]
@@ -80,7 +81,7 @@ THERE = [name for name, row in ROW_OF.items() if row.state != "not there"]
 
 
 def family_of_torchrl() -> set[str]:
-    """Every public name: of ``__all__`` where a module has one, else what is defined in it."""
+    """Returns every public name: from ``__all__`` if a module has one, else all its definitions."""
     names: set[str] = set()
     for module in MODULES:
         if hasattr(module, "__all__"):
@@ -95,20 +96,20 @@ def family_of_torchrl() -> set[str]:
 
 
 def mro(cls: type) -> list[type]:
-    """The classes of the family that ``cls`` is made of; not torch's, not Python's."""
+    """Returns the base classes of ``cls`` in the family, without those of torch and Python."""
     return [one for one in cls.__mro__ if one.__module__.split(".")[0] in ("torchrl", "shmbuffer")]
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What can be passed, with defaults; ``rest`` if anything else can be passed by name."""
+    """The accepted arguments with defaults; ``rest`` is True if others can be passed by name."""
 
     named: dict[str, Any]
     rest: bool
 
 
 def constructor(cls: type) -> Arguments:
-    """The arguments of a constructor, and of those that it hands its ``**kwargs`` to."""
+    """Returns the arguments of a constructor, and of those that receive its ``**kwargs``."""
     named: dict[str, Any] = {}
     if issubclass(cls, tuple):
         return arguments(cls.__new__)
@@ -116,7 +117,7 @@ def constructor(cls: type) -> Arguments:
         init = vars(one).get("__init__")
         if init is None:
             continue
-        if not inspect.isfunction(init):  # of a class in C++
+        if not inspect.isfunction(init):  # a class in C++
             return Arguments({}, True)
         own = arguments(init)
         for name, default in own.named.items():
@@ -124,12 +125,12 @@ def constructor(cls: type) -> Arguments:
         if not own.rest:
             return Arguments(named, False)
         if any(name.startswith("*") for name in own.named):
-            return Arguments(named, True)  # it hands on everything, not to its base class alone
+            return Arguments(named, True)  # it passes on everything, and not only to its base class
     return Arguments(named, True)
 
 
 def arguments(function: Callable[..., Any]) -> Arguments:
-    """The arguments of one function, without ``self``."""
+    """Returns the arguments of one function, without ``self``."""
     named: dict[str, Any] = {}
     rest = False
     for index, parameter in enumerate(inspect.signature(function).parameters.values()):
@@ -145,7 +146,7 @@ def arguments(function: Callable[..., Any]) -> Arguments:
 
 
 def differences(mine: Arguments, theirs_: Arguments) -> dict[str, str]:
-    """How each argument of TorchRL's differs here, in the words of the tables."""
+    """Returns how each argument of TorchRL differs here, in the words of the tables."""
     found: dict[str, str] = {}
     for name, default in theirs_.named.items():
         if name.startswith("*"):
@@ -173,7 +174,7 @@ def _default_in_words(value: Any) -> str:
 
 
 def introduced(cls: type) -> Iterator[tuple[str, str, Any]]:
-    """Every public attribute of a class of TorchRL's: the class that introduced it, name, value."""
+    """Yields the public attributes of a TorchRL class: the class that introduced it, name, value."""
     family = mro(cls)
     generated = dir(Plain) if issubclass(cls, TensorClass) else []  # every tensorclass has these
     for name in dir(cls):
@@ -185,13 +186,13 @@ def introduced(cls: type) -> Iterator[tuple[str, str, Any]]:
 
 
 def attribute_of(cls: type, name: str) -> Any:
-    """An attribute as it is defined; where it stands for one elsewhere, that one."""
+    """Returns an attribute as it is defined, after following an alias."""
     found = inspect.getattr_static(cls, name, None)
     return getattr(cls, name) if type(found).__module__.startswith("shmbuffer") else found
 
 
 def function_in(value: Any) -> Callable[..., Any] | None:
-    """What is called, of a method of any kind; None for a property or a constant."""
+    """Returns the function of a method of any kind, or None for a property or a constant."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     return value if inspect.isfunction(value) else None

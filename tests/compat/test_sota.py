@@ -1,4 +1,4 @@
-"""The training scripts that TorchRL ships run on our buffers, by one line."""
+"""The training scripts in TorchRL's wheel run on our buffers after a change of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows of one stream beside TorchRL's, and what an ensemble takes for ``sampleable``."""
+"""Windows of one stream compared with TorchRL, and how an ensemble weights ``sampleable``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAPACITY, STEPS = 48, 4
 
 
 class Stream:
-    """One collector's steps; the same for both families."""
+    """Makes the steps of one collector, equally for both families."""
 
     def __init__(self, seed: int, keys: str) -> None:
         self.random, self.keys, self.number, self.episode = random.Random(seed), keys, 0, 0
@@ -48,7 +48,7 @@ def options_of(keys: str) -> dict[str, Any]:
 
 
 def queued(rb: Any, count: int) -> int:
-    """How many windows the next draw of TorchRL's has."""
+    """Returns the number of windows in TorchRL's next draw."""
     sampler, found = rb._sampler, 0
     for index, version in list(sampler._queued_slices):
         found += bool(torch.equal(sampler._slot_versions[index], version)) and found < count
@@ -65,7 +65,7 @@ def test_the_same_windows_come_in_the_same_order(keys: str, seed: int) -> None:
         data = stream.steps(chance.choice([1, 2, 7, 20]))
         for rb in pair:
             rb.extend(data.clone())
-        pair[0].can_sample(STEPS)  # ours looks when it is asked, theirs at every write
+        pair[0].can_sample(STEPS)  # our index is updated on request, theirs at every write
         count = chance.choice([1, 2, 4])
         fresh = queued(pair[1], count)
         if not fresh or chance.random() < 0.3:
@@ -82,7 +82,8 @@ def test_the_same_windows_come_in_the_same_order(keys: str, seed: int) -> None:
 def test_the_same_members_are_sampleable(strict: bool) -> None:
     found = []
     for family in (ours, theirs):
-        options = {"traj_key": "episode", "strict_length": strict}  # no is_init: ours cuts there
+        # without is_init, which splits our slices
+        options = {"traj_key": "episode", "strict_length": strict}
         rb = buffer(family, **options)
         rb.extend(Stream(3, "ids").steps(40))
         plain = family.SliceSampler(slice_len=STEPS, **options)

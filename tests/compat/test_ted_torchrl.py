@@ -1,4 +1,4 @@
-"""Our compact form of episode data is TorchRL's, byte for byte; files go both ways."""
+"""Our compact episode data equal TorchRL's byte for byte, and files load in both directions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.replay.episodes import ring, same, stream
 FORMS = [("TED2Flat", "Flat2TED"), ("TED2Nested", "Nested2TED")]
 CHECKPOINTERS = ["FlatStorageCheckpointer", "NestedStorageCheckpointer", "H5StorageCheckpointer"]
 
-pytestmark = pytest.mark.filterwarnings("default")  # of TorchRL's, and of nested tensors
+pytestmark = pytest.mark.filterwarnings("default")  # warnings of TorchRL and of nested tensors
 
 
 def values(tensor: torch.Tensor) -> Any:
@@ -33,7 +33,7 @@ def save(hook: Any, data: TensorDict, shift: int, is_full: bool) -> TensorDict:
 
 
 def cases(lanes: Iterable[tuple[int, ...]]) -> list[tuple[tuple[int, ...], int, int, float]]:
-    """Lanes, slots, steps that were written, how many of them end an episode."""
+    """Yields lanes, slots, steps written, and the share of steps that end an episode."""
     random = torch.Generator().manual_seed(0)
 
     def one(low: int, high: int) -> int:
@@ -58,15 +58,15 @@ def test_saved_values_are_torchrls(saving: str, loading: str, number: int) -> No
         for name in ("shift", "is_full"):
             assert mine[name] == other[name]
         assert mine["_storage_shape"] == list(other["_storage_shape"])
-        for saved in (mine, other):  # and we read both
+        for saved in (mine, other):  # we read both files
             back = getattr(ours, loading)()(saved)
             same(back if is_full else back[:shift], data if is_full else data[:shift])
 
 
 @pytest.mark.parametrize(("saving", "loading"), FORMS)
 def test_torchrl_reads_what_our_hooks_give(saving: str, loading: str) -> None:
-    # TorchRL fails where a ring was written exactly to its end and has lanes, or a destination;
-    # and where it has more than one dimension of lanes.
+    # TorchRL fails if a ring with lanes or a destination was filled exactly to its end, and if
+    # there is more than one lane dimension.
     for seed, (lanes, slots, steps, ends) in enumerate(cases(LANES[:3] * 10)):
         data, shift, is_full = ring(stream(steps, lanes, seed=seed, ends=ends), slots)
         if is_full and shift == slots and lanes:
@@ -80,12 +80,12 @@ def test_torchrl_reads_what_our_hooks_give(saving: str, loading: str) -> None:
 
 @pytest.mark.parametrize("turn", [1, 2, 3])
 def test_torchrl_fails_loudly_on_items_that_do_not_continue_each_other(turn: int) -> None:
-    # Two collectors write by turns, so many steps each.
+    # Two collectors take turns with this many steps each.
     parts = [stream(6, seed=seed, ends=0.0).split(turn) for seed in (1, 2)]
     data = torch.cat([part for pair in zip(*parts, strict=True) for part in pair])
     flat = save(ours.TED2Flat(), data, 12, True)
     same(ours.Flat2TED()(flat), data)
-    with pytest.raises(TypeError, match="NoneType"):  # no _storage_shape
+    with pytest.raises(TypeError, match="NoneType"):  # TorchRL's storage has no _storage_shape
         theirs.Flat2TED()(flat)
     nested = save(ours.TED2Nested(), data, 12, True)
     for saved in (nested, ours.H5Combine()(ours.H5Split()(nested))):
@@ -108,7 +108,7 @@ def test_torchrls_rows_for_empty_places_are_not_compared(saving: str, loading: s
     random = torch.Generator().manual_seed(0)
     for seed in range(20):
         data, shift, is_full = ring(stream(5, (2,), seed=seed), 9)
-        for key in ("done", ("next", "done")):  # memory that nobody has written
+        for key in ("done", ("next", "done")):  # uninitialized memory
             data[key][shift:] = torch.rand(4, 2, 1, generator=random) < 0.5
         saved = save(getattr(theirs, saving)(), data, shift, is_full)
         same(getattr(ours, loading)()(saved)[:shift], data[:shift])
@@ -139,7 +139,7 @@ def test_a_buffer_saved_in_one_library_is_loaded_in_the_other(
     here, there = (one[:].exclude("index") for one in (other, rb))
     same(here.contiguous(), there.contiguous())
     assert len(other) == len(rb) == min(steps, 10) * (3 if ndim == 2 else 1)
-    # The next write goes where it would have gone there.
+    # The next write goes to the same slot as in the saved buffer.
     more = stream(3, (3,) if ndim == 2 else (), seed=99)
     for one in (rb, other):
         one.extend(more.transpose(0, 1) if ndim == 2 else more)

@@ -60,7 +60,7 @@ def test_torchrl_knows_our_samplers_after_the_lines_of_the_documentation() -> No
 
 
 def test_the_dataset_for_trl_takes_torchrls_own_class_alone() -> None:
-    """docs/torchrl.md says what to write in its place."""
+    """docs/torchrl.md says what to write instead."""
     from torchrl.modules.llm.trl_interop import TorchRLBufferDataset
 
     rb = shmbuffer.ReplayBuffer(storage=shmbuffer.LazyTensorStorage(10))

@@ -17,7 +17,7 @@ import shmbuffer
 
 
 def buffers(make: Callable[[], Any] | None = None) -> list[Any]:
-    """One buffer of each family, each with a transform of its own."""
+    """Makes one buffer of each family, each with its own transform."""
     from torchrl import data
 
     return [

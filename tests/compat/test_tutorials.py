@@ -1,4 +1,4 @@
-"""Programs in the shape of TorchRL's tutorials, which its wheel does not have."""
+"""Programs modelled on TorchRL's tutorials, which its wheel does not contain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def frames(count: int) -> TensorDict:
 
 
 def replay_buffers(family: Any, step: Step) -> None:
-    """The calls of ``rb_tutorial``, in its order."""
+    """Makes the calls of ``rb_tutorial`` in order."""
     rb = family.ReplayBuffer(storage=family.ListStorage(SIZE), collate_fn=lambda items: items)
     step("list add", lambda: rb.add("a string"))
     step("list extend", lambda: rb.extend([30, None]))

@@ -1,6 +1,6 @@
-"""Sample units beside TorchRL's: the same windows, masks and priorities where one writes."""
+"""Sample units agree with TorchRL for one writer: windows, masks and priorities."""
 
-# Every step is called where it is made, so that the loop variables in it are those of its round.
+# Every step is called immediately, so the loop variables in it have the values of its round.
 # ruff: noqa: B023
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_windows_are_the_same(program: Any) -> None:
 
 
 def test_the_priority_of_a_window_is_that_of_its_anchor() -> None:
-    """Of windows without burn-in and bootstrap, whose steps are all learned from."""
+    """The windows have neither burn-in nor bootstrap, and all their steps are trained on."""
     found = []
     for family in (ours, theirs):
         rb = family.TensorDictReplayBuffer(
@@ -137,7 +137,7 @@ def test_n_steps_at_the_draw_are_those_of_torchrl_s_transform_at_the_write() -> 
     sample = rb.sample(500)
     assert len(set(sample["id"].tolist())) == CAPACITY
     written = other[:]
-    assert len(written) == CAPACITY - 3  # it waits for the rest
+    assert len(written) == CAPACITY - 3  # the last window waits for more steps
     for row in sample[sample["id"] < len(written)]:
         same = written[int(row["id"])]
         for key in ("id", "reward"):

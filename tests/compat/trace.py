@@ -1,4 +1,4 @@
-"""Programs that run on both families, step by step, and what is known to differ."""
+"""Runs programs on both families step by step, with the list of known differences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compat.family import ours, outcome, same, theirs
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchrl.md"
 
-# Known differences: the name of each, and the words with which docs/torchrl.md describes it.
+# Known differences: the name of each, and the words that describe it in docs/torchrl.md.
 DEVIATIONS = {
     "index out of range": "An index that is out of range raises an `IndexError`",
     "rb[key] = value": '`rb["key"] = value` changes a copy',
@@ -33,7 +33,7 @@ Program = Callable[[Any, Step], None]
 
 @dataclass
 class Scenario:
-    """A program, and the steps that differ: label of the step, name of the deviation."""
+    """A program, and its differing steps: the label of the step and the name of the deviation."""
 
     program: Program
     deviations: dict[str, str] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Scenario:
 
 
 def without_own_names(value: Any, names: frozenset[str]) -> Any:
-    """A description without the entries that one of the families has alone."""
+    """Returns a description without the entries that only one family has."""
     if isinstance(value, tuple) and value and value[0] == "tensordict":
         kept = {
             key: without_own_names(one, names) for key, one in value[2].items() if key not in names
@@ -59,7 +59,7 @@ def without_own_names(value: Any, names: frozenset[str]) -> Any:
 
 
 def trace(program: Program, family: Any, hidden: frozenset[str]) -> list[tuple[str, Any]]:
-    """The outcomes of the steps of a program; each begins with the same seed."""
+    """Returns the outcomes of the steps of a program, each of which begins with the same seed."""
     steps: list[tuple[str, Any]] = []
 
     def step(label: str, call: Callable[[], Any], *, values: bool = True) -> None:
@@ -73,10 +73,10 @@ def trace(program: Program, family: Any, hidden: frozenset[str]) -> list[tuple[s
 
 @contextmanager
 def collected_only_between() -> Iterator[None]:
-    """Collect garbage now, and not before the end of the block.
+    """Collects garbage first, and disables collection until the end of the block.
 
-    TorchRL's storages hold semaphores: where one is finalised while another one is made, Python's
-    resource tracker raises.
+    TorchRL's storages hold semaphores. Python's resource tracker raises if one is finalized while
+    another one is created.
     """
     gc.collect()
     gc.disable()
@@ -89,7 +89,7 @@ def collected_only_between() -> Iterator[None]:
 def assert_the_same(
     scenario: Scenario, hidden: frozenset[str] = frozenset({"_weight", "priority_weight"})
 ) -> None:
-    """Both families do the same, but for the deviations of the scenario, which have to be there."""
+    """Checks that both families agree, except for deviations, all of which must occur."""
     mine = trace(scenario.program, ours, hidden)
     other = trace(scenario.program, theirs, hidden)
     assert [label for label, _ in mine] == [label for label, _ in other]
@@ -111,14 +111,14 @@ def _said(value: Any) -> str:
 
 
 def batch(start: int, stop: int, **more: torch.Tensor) -> TensorDict:
-    """Items ``[stop - start]`` with an id and a row that follows from it."""
+    """Makes items ``[stop - start]`` with an id and a row that follows from it."""
     number = torch.arange(start, stop)
     row = number.unsqueeze(-1) * torch.tensor([1.0, 10.0])
     return TensorDict({"id": number, "obs": row, **more}, [stop - start])
 
 
 def episodes(*lengths: int, first: int = 0) -> TensorDict:
-    """Trajectories of these lengths, one after another, with the flags of their last steps."""
+    """Makes consecutive trajectories of these lengths, with the flags of their last steps."""
     count = sum(lengths)
     number = torch.arange(first, first + count)
     last = torch.zeros(count, 1, dtype=torch.bool)

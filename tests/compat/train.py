@@ -31,7 +31,7 @@ def environment(name: str) -> Any:
 
 
 def dqn() -> tuple[Any, Any, Any, Any]:
-    """Environment, policy, loss and what moves its targets."""
+    """Returns environment, policy, loss and target updater for DQN."""
     env = environment("CartPole-v1")
     policy = QValueActor(MLP(4, 2, num_cells=[32]), in_keys=["observation"], spec=env.action_spec)
     loss = DQNLoss(policy, action_space=env.action_spec, delay_value=True)
@@ -39,7 +39,7 @@ def dqn() -> tuple[Any, Any, Any, Any]:
 
 
 def sac() -> tuple[Any, Any, Any, Any]:
-    """The same."""
+    """Returns environment, policy, loss and target updater for SAC."""
     env = environment("Pendulum-v1")
     body = nn.Sequential(MLP(3, 2, num_cells=[32]), NormalParamExtractor())
     policy = ProbabilisticActor(
