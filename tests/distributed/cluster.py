@@ -1,4 +1,4 @@
-"""What the tests of a Ray cluster on the loopback interface have in common."""
+"""Helpers for tests on a Ray cluster on the loopback interface."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conftest import _descendants, _killed_in_the_end, _read
 
 @contextlib.contextmanager
 def cluster_of(names: str) -> Iterator[Loopback]:
-    """A cluster for a module of tests; the first of the nodes a, b, ... has this process."""
+    """Starts a cluster for a test module; this process is on the first of the nodes a, b, ...."""
     before = _descendants()
     with Loopback(names) as made:
         yield made
@@ -28,35 +28,35 @@ def cluster_of(names: str) -> Iterator[Loopback]:
 
 
 def on(name: str) -> dict[str, Any]:
-    """Options of a task or an actor that runs on a node."""
+    """Returns the options with which a task or an actor runs on a node."""
     strategy = NodeAffinitySchedulingStrategy(living_nodes()[name], soft=False)
     return {"scheduling_strategy": strategy, "num_cpus": 0}
 
 
 def pid_of(rb: Any, node: str) -> int:
-    """Of the keeper of a node."""
+    """Returns the pid of a node's keeper."""
     keeper = rb._members.at(node).keeper
     return int(ray.get(keeper.__ray_call__.remote(lambda _: os.getpid())))
 
 
 def kill(pid: int) -> None:
-    """Until it is dead."""
+    """Kills a process and waits until it is dead."""
     os.kill(pid, signal.SIGKILL)
     until(lambda: state_of(pid) in "ZX")
 
 
 def stop(pid: int) -> None:
-    """Until it is stopped: it answers nothing any more."""
+    """Stops a process and waits until it no longer responds."""
     os.kill(pid, signal.SIGSTOP)
     until(lambda: state_of(pid) == "T")
 
 
 def state_of(pid: int) -> str:
-    """As the kernel has it; X: there is none."""
+    """Returns the kernel's state of a process, or X if there is none."""
     return (_read(pid, "stat").rpartition(b")")[2].split() or [b"X"])[0].decode()
 
 
 def until(reached: Callable[[], Any]) -> None:
-    """As long as it takes; the test has an end of its own."""
+    """Waits for a condition without a timeout, because the test has one."""
     while not reached():
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Real processes in a group of torch RPC, told by a test what to do."""
+"""Real processes in a torch RPC group that run functions for a test."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _processes.set_forkserver_preload(["torch", "tensordict"])
 
 
 class Group:
-    """Two processes, ``"buffer"`` and ``"learner"``; the test tells the learner what to do.
+    """Two processes, ``"buffer"`` and ``"learner"``; the test sends calls to the learner.
 
     Args:
-        folder: where they meet.
+        folder: the folder for their rendezvous.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Group:
         theirs.close()
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a module in the learner, and return or raise what it does."""
+        """Calls a function of a module in the learner; returns or raises its result."""
         self.learner.send((function, args))
         if not self.learner.poll(PATIENCE_S):
             raise TimeoutError(f"{function.__name__} did not answer in {PATIENCE_S} s")
@@ -47,7 +47,7 @@ class Group:
         return result
 
     def end(self) -> None:
-        """Both leave the group and end."""
+        """Lets both processes leave the group and end."""
         self.learner.send(None)
         for process in self.processes:
             process.join(PATIENCE_S)
@@ -56,7 +56,7 @@ class Group:
         assert codes == [0, 0], f"exit codes {codes}"
 
     def kill(self) -> None:
-        """Both are gone afterwards, whatever they were doing."""
+        """Kills both processes, whatever they were doing."""
         for process in self.processes:
             process.kill()
             process.join()
@@ -78,5 +78,5 @@ def _live(rank: int, meet: str, orders: Connection | None) -> None:
         except Exception as error:
             answer = (False, error)
         orders.send(answer)
-        del answer, order, function, args  # they may hold RRefs, and shutdown waits for those
+        del answer, order, function, args  # they may hold RRefs, for which shutdown would wait
     rpc.shutdown()

@@ -1,4 +1,4 @@
-"""Parts of buffers that owners and handles find by name in their own processes."""
+"""Parts of buffers that owners and handles import by name in their own processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from shmbuffer import (
 
 
 def items(first: int, count: int) -> TensorDict:
-    """Item i has ``a`` i and ``obs`` [i, -i]."""
+    """Makes items with ``a`` i and ``obs`` [i, -i]."""
     a = torch.arange(first, first + count)
     return TensorDict({"a": a, "obs": torch.stack([a, -a], -1).float()}, [count])
 
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Keeps a process from running."""
+    """Stops a process during the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -39,12 +39,12 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def doubled(data: TensorDict) -> TensorDict:
-    """A transform that pickles."""
+    """A transform that can be pickled."""
     return data.set("twice", data["a"] * 2)
 
 
 class Scaled:
-    """A transform with a way in: stores a tenth of what is written."""
+    """A transform with an inverse, which stores a tenth of each value."""
 
     def __call__(self, data: TensorDict) -> TensorDict:
         return data.set("obs", data["obs"] * 10)
@@ -54,7 +54,7 @@ class Scaled:
 
 
 class Tied:
-    """A transform that belongs to its process: locks do not pickle."""
+    """A transform that cannot leave its process, because locks cannot be pickled."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -65,7 +65,7 @@ class Tied:
 
 
 class Oldest(Sampler):
-    """A foreign sampler that remembers."""
+    """A user's sampler with state."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -77,14 +77,14 @@ class Oldest(Sampler):
 
 
 class Told(Sampler):
-    """A foreign sampler that is told of writes."""
+    """A user's sampler that is notified of writes."""
 
     def extend(self, index: Any) -> None:
         self.heard = index
 
 
 class Picky(RoundRobinWriter):
-    """A foreign writer."""
+    """A user's writer."""
 
     def extend(self, data: Any) -> torch.Tensor:
         return super().extend(data[data["a"] % 2 == 0])
@@ -96,11 +96,11 @@ class Owned(TensorDictPrioritizedReplayBuffer):
     motto = "nothing is lost"
 
     def pid(self) -> int:
-        """Who runs this."""
+        """Returns the pid of the process that runs the method."""
         return os.getpid()
 
     def fails(self) -> None:
-        """Raise an error that pickles, but cannot be unpickled."""
+        """Raises an error that can be pickled but not unpickled."""
         raise UnmadeError(1, 2)
 
 
@@ -110,7 +110,7 @@ class UnmadeError(Exception):
 
 
 class OwnSample(TensorDictPrioritizedReplayBuffer):
-    """A buffer that draws in a way of its own."""
+    """A buffer with its own way of drawing."""
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         return super().sample(*args, **kwargs).set("mine", torch.tensor(1).expand(4))
@@ -122,7 +122,7 @@ class OwnedByRpc(RemoteTensorDictReplayBuffer):
 
 
 class Noting:
-    """Notes progress reports, in any process."""
+    """Records progress reports, in any process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""How much all shards may be written and drawn: arithmetic, whatever is lost, late or dead."""
+"""Quotas of all shards are computed correctly if messages are lost or late, or shards die."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Shard:
     wanted: int = 0
     answers: bool = True
     state: BankState | None = None
-    late: list[int] = field(default_factory=list)  # orders that came with an answer that was lost
+    late: list[int] = field(default_factory=list)  # orders whose answer was lost
 
     @property
     def left(self) -> int:
@@ -52,7 +52,7 @@ class Shard:
 
 @dataclass
 class Draws:
-    """A learner, by its own clock."""
+    """A learner with its own clock."""
 
     key: tuple[int, int] = (-1, -1)
     granted: int = 0
@@ -61,7 +61,7 @@ class Draws:
 
 
 class World:
-    """Shards, learners and a bank, and messages that are lost."""
+    """Shards, learners and a bank, with messages that may be lost."""
 
     def __init__(self, limiter: RateLimiter, shards: int, learners: int, seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -75,7 +75,7 @@ class World:
         self.round()
 
     def round(self, lost: float = 0.0) -> None:
-        """One of `FlowControl`; each keeper's answer may be lost."""
+        """Runs a round of `FlowControl` in which each keeper's answer may be lost."""
         state = self.bank.state
         self.bank.ask(self.now)
         reports = {}
@@ -94,7 +94,7 @@ class World:
         self.bank.confirm(self.bank.state)
 
     def start_again(self) -> None:
-        """Another bank, which knows what the keepers say."""
+        """Replaces the bank with a new one, which knows what the keepers report."""
         self.number += 1
         self.orders = {}
         found = latest(one.state for one in self.shards.values() if one.answers)
@@ -129,7 +129,7 @@ class World:
 
     @property
     def ahead(self) -> tuple[float, float]:
-        """The ratio as it is in truth: with all claims that are open, and without."""
+        """Returns the true lead of the inserts, with all open claims and without them."""
         state, ratio = self.bank.state, self.limiter.samples_per_insert or 0.0
         began = sum(one.used for one in state.began.values())
         inserts = sum(one.used for one in self.shards.values()) - began - state.free
@@ -165,11 +165,11 @@ def test_the_ratio_is_kept_whatever_is_lost_late_or_dead(seed: int) -> None:
                 world.commit(choice.choice(list(world.shards)))
             case 6 | 7 | 8:
                 drawn += world.sample(choice.choice(list(world.learners)), choice.choice([8, 64]))
-            case 9:  # a learner dies, and another comes
+            case 9:  # a learner dies and another one comes
                 gone = choice.choice(list(world.learners))
                 del world.learners[gone]
                 world.learners[f"{gone}'"] = Draws()
-            case 10:  # a node is away for a while: its writers go on, or have died
+            case 10:  # a node is away for a while: its writers continue or die
                 one = choice.choice(list(world.shards.values()))
                 one.answers = not one.answers
                 if choice.random() < 0.5:
@@ -184,7 +184,7 @@ def test_the_ratio_is_kept_whatever_is_lost_late_or_dead(seed: int) -> None:
 
 
 def until_both_wait(world: World, write: int, draw: int) -> tuple[int, int]:
-    """Everybody goes on as far as he may; how often a write, and a sample, was made."""
+    """Lets all sides continue while they may; returns how many writes and samples were made."""
     made = [0, 0]
     idle = 0
     while idle < 20 and sum(made) < 400:
@@ -208,7 +208,7 @@ def until_both_wait(world: World, write: int, draw: int) -> tuple[int, int]:
 def test_nobody_waits_for_ever_with_room_for_a_write_and_a_sample(
     shards: int, learners: int, ratio: float, write: int, draw: int
 ) -> None:
-    """Each living shard has a writer; all of the room is asked for."""
+    """Each living shard has a writer, and all quotas are requested."""
     buffer = max(1.0, ratio, write * ratio + draw)
     world = World(RateLimiter(ratio, error_buffer=buffer, when_no_peer="wait"), shards, learners)
     assert sum(until_both_wait(world, write, draw)) >= 400

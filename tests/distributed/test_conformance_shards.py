@@ -1,7 +1,7 @@
-"""A buffer over nodes keeps the contract of every client: a node, and each kind of handle on it.
+"""A buffer over nodes obeys the contract of every client, for a node and each kind of handle.
 
-The contract is that of `tests/replay/test_conformance_clients.py`. There is one node, so that an
-index names an item as in one buffer; `OneShard` gives the number of the shard for its callers.
+The contract is `tests/replay/test_conformance_clients.py`. There is one node, so that an index
+identifies an item as in a single buffer; `OneShard` adds the shard number.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NODE = "a"
 
 
 class OneShard:
-    """A handle on a buffer over nodes that has one shard."""
+    """A handle on a buffer over nodes with one shard."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -75,7 +75,7 @@ class OneShard:
         return len(self._client)
 
 
-#: What stands for the clients of the contract, made from the buffer and the folder of its shard.
+#: Replacements for the clients of the contract, made from the buffer and its shard's folder.
 SHARD_CLIENTS: dict[str, Callable[[ShardedReplayBuffer, Path], Any]] = {
     "the coordinator's": lambda buffer, path: buffer,
     "attached": lambda buffer, path: ShardedReplayBuffer.find(buffer.name, answer_timeout=60.0),
@@ -94,7 +94,7 @@ def cluster() -> Iterator[Loopback]:
 def buffers(
     cluster: Loopback, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, tuple[ShardedReplayBuffer, Path]]]:
-    """A buffer for each storage, and the directory of its shard."""
+    """Makes a buffer for each storage, with the directory of its shard."""
     made: dict[str, tuple[ShardedReplayBuffer, Path]] = {}
     for storage in ("rows", "compressed records"):
         options = {"storage": "LazyMemmapStorage", **STORAGES[storage]}

@@ -1,4 +1,4 @@
-"""The example and the demo over three nodes of a real Ray cluster, of which one dies meanwhile."""
+"""The example and the demo run over three nodes of a real Ray cluster, one of which dies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cluster() -> Iterator[Loopback]:
 
 @pytest.mark.full  # test_sharded_deaths.py kills nodes of a cluster, too
 def test_a_node_is_killed_with_its_workers(cluster: Loopback) -> None:
-    """At once: not when they come to see that it is gone."""
+    """The workers die with the node, before they notice that it is gone."""
     name = cluster.names[-1]
     pid = ray.get(ray.remote(lambda: os.getpid()).options(**on(name)).remote())
     assert state_of(pid) not in "ZX"
@@ -73,7 +73,7 @@ def test_the_example_goes_on_when_a_node_dies_and_has_its_items_back(
 
 
 def items_in(line: str) -> dict[str, int]:
-    """Items of each node that answers, as the example prints them."""
+    """Returns the number of items on each node that answers, as the example prints it."""
     found = re.findall(r"(node-\d) ([\d,]+)(?:,|$)", line)
     return {node: int(count.replace(",", "")) for node, count in found}
 

@@ -1,4 +1,4 @@
-"""A client's picture of the shards, on a wire of this test: who is asked, lost and found."""
+"""A client's view of the shards with a fake Ray: which shards are asked, lost and found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIED = ray.exceptions.ActorUnavailableError
 
 
 class Wire:
-    """In the place of the module ``ray``: answers come when the test says so."""
+    """Replaces the module ``ray``; answers arrive when the test releases them."""
 
     exceptions = ray.exceptions
 
@@ -45,7 +45,7 @@ class Wire:
 
 
 class Method:
-    """A method of an actor: the reference to an answer is its name, and how often it was called."""
+    """A method of an actor; the reference to an answer is its name and the number of the call."""
 
     def __init__(self, name: str) -> None:
         self.name, self.calls = name, 0
@@ -56,7 +56,7 @@ class Method:
 
 
 class Answer:
-    """The method of a keeper that calls one of its owner."""
+    """The method of a keeper that calls a method of its owner."""
 
     def __init__(self, keeper: str) -> None:
         self.methods = {name: Method(f"{keeper}.{name}") for name in ("news", "step")}
@@ -67,7 +67,7 @@ class Answer:
 
 
 class Actor:
-    """A keeper, or the map."""
+    """A keeper or the shard map."""
 
     def __init__(self, name: str) -> None:
         self._actor_id = name
@@ -87,7 +87,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 @pytest.fixture
 def members(wire: Wire) -> Members:
-    """Of the nodes b and c, which have 10 items each."""
+    """Makes the members for the nodes b and c, which have 10 items each."""
     wire.come["map.keepers1"] = {"b": Actor("b"), "c": Actor("c")}, []
     made = Members(wire, lambda: Actor("map"), "here", "a", 5.0, 1)
     wire.come |= {"b.news1": news(10), "c.news1": news(10)}

@@ -65,7 +65,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def near() -> Iterator[Callable[[Address], LocalHandle]]:
-    """`approach`, undone at the end."""
+    """Returns `approach` and closes its handles at the end."""
     opened: list[LocalHandle] = []
 
     def approached(offer: Address) -> LocalHandle:
@@ -202,7 +202,7 @@ def test_a_copy_under_the_same_path_is_elsewhere(make: Make, tmp_path: Path) -> 
 
 def test_a_directory_that_may_not_be_opened_is_elsewhere(make: Make, tmp_path: Path) -> None:
     offer = offer_of(make())
-    (tmp_path / "buffer").chmod(0o777)  # refused: anybody could have put anything there
+    (tmp_path / "buffer").chmod(0o777)  # refused, because any user could have written there
     assert why_apart(offer).startswith(
         f"this process cannot open {tmp_path}/buffer (UnsafePathError: "
     )
@@ -336,7 +336,7 @@ def test_weights_go_by_the_owners_directory_or_by_the_owner(make: Make, near: An
 
 
 class Asking(Handle):
-    """A handle whose requests are answered in this process, and pickled as for another one."""
+    """A handle whose requests are pickled and answered in this process."""
 
     def __init__(self, owner: Owner, remote_only: str = "") -> None:
         super().__init__(None, remote_only)
@@ -349,7 +349,7 @@ class Asking(Handle):
 
 @pytest.fixture
 def handle_on() -> Iterator[Callable[..., Any]]:
-    """Makes handles, which are detached at the end."""
+    """Makes handles that are detached at the end."""
     with contextlib.ExitStack() as held:
 
         def handle(owner: Owner, remote_only: str = "") -> Any:
@@ -362,7 +362,7 @@ def handle_on() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def private() -> Iterator[Owner]:
-    """The owner of a buffer in its own memory, with items 0 to 9."""
+    """Makes the owner of a private buffer with items 0 to 9."""
     owner = Owner(TensorDictReplayBuffer(storage=LazyTensorStorage(20), batch_size=4), pickle.dumps)
     owner.buffer.extend(items(0, 10))
     with contextlib.closing(owner.buffer):
@@ -405,9 +405,9 @@ def test_handles_follow_the_owners_changes(make: Make, handle_on: Any) -> None:
         assert torch.equal(sample["twice"], 2 * sample["a"])
     assert len(near.transform) == 2
     assert near._near is not before
-    assert near._near.buffer.storage is before.buffer.storage  # attached once
+    assert near._near.buffer.storage is before.buffer.storage  # attached only once
 
-    # The owner draws a pass: each item goes to one of the handles.
+    # The owner draws without replacement: each item goes to one of the handles.
     assert isinstance(far.set_sampler(SamplerWithoutReplacement()), RandomSampler)
     assert near.paths["read"] == "direct"
     assert near.paths["sample"].startswith("SamplerWithoutReplacement keeps track")
@@ -493,7 +493,8 @@ def test_a_part_that_was_exchanged_comes_back_if_it_can_travel(make: Make) -> No
         assert isinstance(before, LazyMemmapStorage)
         assert before[:]["a"].tolist() == list(range(8))
     owner.buffer.extend(items(0, 2))
-    assert given_up(owner, "set_storage", LazyTensorStorage(5)) is None  # memory of this process
+    # private memory of this process
+    assert given_up(owner, "set_storage", LazyTensorStorage(5)) is None
     assert len(owner.buffer) == 0
 
 

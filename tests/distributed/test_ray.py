@@ -1,4 +1,4 @@
-"""With a real local cluster: its node, its workers, its actors."""
+"""Tests with a real local cluster: its node, its workers and its actors."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from tests.conftest import _command_of  # noqa: E402
 from tests.distributed.parts import Owned, items, stopped  # noqa: E402
 from tests.kit.rings import ring_of  # noqa: E402
 
-SMALL = {"num_cpus": 0}  # an actor that waits for no CPU
+SMALL = {"num_cpus": 0}  # an actor that needs no CPU
 ENVIRONMENT = {
-    "RAY_AUTH_TOKEN": secrets.token_hex(16),  # else Ray leaves one in the user's home
+    "RAY_AUTH_TOKEN": secrets.token_hex(16),  # otherwise Ray writes one into the user's home
     "RAY_USAGE_STATS_ENABLED": "0",
     **PATIENT,
 }
@@ -55,11 +55,11 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """One node with one CPU, on the loopback interface, that ends with this module."""
+    """Starts a node with one CPU on the loopback interface; it ends with this module."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        # In /tmp, because the names of its sockets may not be long.
+        # The folder is in /tmp, because the names of sockets must be short.
         folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
         config = {
             "num_cpus": 1,
@@ -78,7 +78,7 @@ def cluster() -> Iterator[None]:
             assert not ray.is_initialized(), "the last use ends what the first one has started"
         finally:
             ray.shutdown()
-            signal.signal(signal.SIGTERM, handler)  # Ray leaves its own
+            signal.signal(signal.SIGTERM, handler)  # Ray leaves its own handler
             os.environ.pop("RAY_AUTH_MODE", None)  # Ray sets it
             shutil.rmtree(folder)
 
@@ -105,7 +105,7 @@ PRIORITIZED = {
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RayReplayBuffer]]:
-    """Two prioritized buffers that differ in nothing but the way that batches take."""
+    """Makes two prioritized buffers that differ only in how batches are transferred."""
     path = tmp_path_factory.mktemp("both")
     ways = {"direct": "auto", "through Ray": "ray"}
 
@@ -114,7 +114,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RayRepl
         return RayReplayBuffer(storage=memmap(path / way), **options)
 
     with contextlib.ExitStack() as stack:
-        with ThreadPoolExecutor() as threads:  # each waits seconds for its process
+        with ThreadPoolExecutor() as threads:  # each waits for its process for seconds
             started = list(threads.map(start, ways))
         direct, through_ray = map(stack.enter_context, started)
         assert direct.direct
@@ -123,7 +123,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, RayRepl
 
 @pytest.fixture(params=["direct", "through Ray"])
 def rb(both: dict[str, RayReplayBuffer], request: pytest.FixtureRequest) -> RayReplayBuffer:
-    """One of them, emptied, then written to: items 0 to 7."""
+    """Returns one of the two buffers with the items 0 to 7."""
     buffer = both[request.param]
     buffer.empty()
     buffer.extend(items(0, 8))
@@ -141,7 +141,7 @@ def direct(both: dict[str, RayReplayBuffer]) -> RayReplayBuffer:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[RayReplayBuffer]:
-    """A buffer in the memory of its actor."""
+    """Makes a buffer in the memory of its actor."""
     with made(
         storage=partial(LazyTensorStorage, 20),
         replay_buffer_cls=TensorDictReplayBuffer,
@@ -265,7 +265,7 @@ def test_properties_are_those_of_the_buffer(rb: RayReplayBuffer) -> None:
     storage = rb.storage
     assert storage.max_size == 20
     if not rb.direct:
-        storage.close()  # it came by pickle, with a handle of its own
+        storage.close()  # it was pickled and has its own handle
     assert rb.generator is None
     assert len(rb.transform) == 0
     stats = rb.stats()
@@ -336,7 +336,7 @@ def test_an_error_that_cannot_travel_arrives_in_words(rb: RayReplayBuffer) -> No
 
 
 def elsewhere(buffer: RayReplayBuffer) -> RayClient:
-    """A handle as a process on another machine has it."""
+    """Makes a handle as a process on another machine would."""
     return RayClient(buffer._actor, buffer.has_gpu, None, "on another machine")
 
 
@@ -354,7 +354,7 @@ def test_a_direct_client_does_not_need_the_actor(direct: RayReplayBuffer) -> Non
         direct[0] = items(50, 1)[0]
         assert next(iter(direct))["a"].tolist() == [9] * 4
         assert direct.stats()["size"] == 10
-        # What a handle knows goes with it: its copy finds the directory without the actor.
+        # The copy of a handle has its information and finds the directory without the actor.
         copy = pickle.loads(ray.cloudpickle.dumps(client))
         assert copy.direct
         assert copy[0]["a"] == 50
@@ -458,7 +458,7 @@ def test_an_actor_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
         with made(storage=storage, **PRIORITIZED) as successor:
             assert successor[:]["a"].tolist() == list(range(9))
             assert successor.write_count == 9
-            # The item that came after the kill has the largest priority ever given.
+            # The item that was written after the kill has the largest priority ever.
             assert successor.state_dict()["_sampler"]["_priorities"][:9].tolist() == (
                 [0.0] * 6 + [2.0, 0.0, 2.0]
             )
@@ -510,7 +510,8 @@ def test_memory_of_the_actor_is_served_by_the_actor(plain: RayReplayBuffer) -> N
 
 @pytest.mark.full
 def test_a_part_that_is_set_may_be_made_by_the_actor(plain: RayReplayBuffer) -> None:
-    assert plain.set_storage(partial(ListStorage, 20)) is None  # the former one cannot leave it
+    # the former storage cannot leave the actor
+    assert plain.set_storage(partial(ListStorage, 20)) is None
     plain.extend([torch.arange(3).numpy() + i for i in range(2)])
     found = plain[1]
     assert found.tolist() == [1, 2, 3]
@@ -551,7 +552,7 @@ def test_a_closed_buffer_says_so_and_its_temporary_directory_is_gone() -> None:
     for use in (buffer.sample, buffer.client, buffer.start, buffer.empty, lambda: len(buffer)):
         with pytest.raises(BufferClosedError, match="this RayReplayBuffer was closed"):
             use()
-    assert ray.is_initialized()  # it was before, so it is not ours to end
+    assert ray.is_initialized()  # it was initialized before, so it must stay
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""With real processes in a group of torch RPC."""
+"""Tests with real processes in a torch RPC group."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 
 def owned(storage: Callable[[], Any], **options: Any) -> Any:
-    """In the learner: an RRef to a buffer that the other process has, with items 0 to 7."""
+    """Runs in the learner: makes an RRef to a buffer of the other process with items 0 to 7."""
     rref = rpc.remote("buffer", OwnedByRpc, kwargs={"storage": storage, "batch_size": 4, **options})
     rref.rpc_sync().extend(items(0, 8))
     return rref
@@ -55,7 +55,7 @@ def in_files(path: Path) -> partial[LazyMemmapStorage]:
 
 @pytest.fixture(params=["a directory", "memory of the owner"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
-    """Something that the learner can reach, and something that it cannot."""
+    """Makes a storage that the learner can open, and one that it cannot."""
     if request.param == "a directory":
         return in_files(tmp_path)
     return partial(LazyTensorStorage, 20)
@@ -265,8 +265,7 @@ def counts_clients(storage: Callable[[], Any]) -> list[int]:
 
 def test_a_handle_leaves_when_its_holder_is_gone(group: Group, tmp_path: Path) -> None:
     assert group.run(counts_clients, in_files(tmp_path)) == [1, 3, 2]
-    # The RRef is gone, and with it the handle behind it. The owner drops the buffer when it hears
-    # of it.
+    # The RRef is gone, and the handle behind it. The owner drops the buffer when it is notified.
     length, clients = group.run(len_of_what_is_left, tmp_path / "buffer")
     assert length == 8
     assert clients in (1, 2)
@@ -304,7 +303,7 @@ def test_an_owner_that_is_killed_takes_nothing_with_it(tmp_path: Path) -> None:
     try:
         assert group.run(reads_after_a_kill, in_files(tmp_path)) == [4, list(range(10))]
     finally:
-        group.kill()  # without one of its members the group cannot end by itself
+        group.kill()  # without one of its members, the group cannot end normally
     with attach(tmp_path / "buffer") as buffer:
         assert type(buffer) is TensorDictReplayBuffer
         assert buffer[:]["a"].tolist() == list(range(10))

@@ -1,4 +1,4 @@
-"""Prometheus finds the numbers of all shards at one port, each with the name of its node."""
+"""Prometheus reads the metrics of all shards from one port, labelled by node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ parser = pytest.importorskip("prometheus_client.parser")
 
 
 class Client:
-    """What `ShardedClient.stats` gives; the answers of two keepers, and the silence of one."""
+    """Returns what `ShardedClient.stats` would: the answers of two keepers, and none of a third."""
 
     def __init__(self) -> None:
         self.asking, self.together, self.detached = threading.Lock(), False, False
@@ -31,7 +31,7 @@ class Client:
 
 
 def asked(port: int) -> dict[str, dict[tuple[str, str], float]]:
-    """What one request gives: name -> (directory, node) -> value."""
+    """Returns the result of one request: name -> (directory, node) -> value."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     found: dict[str, dict[tuple[str, str], float]] = {}

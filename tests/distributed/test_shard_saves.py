@@ -1,4 +1,4 @@
-"""Saves of several shards: what they remove, who may save, and which lists are refused. No Ray."""
+"""Saves of several shards: removed files, concurrent saves, and refused lists. Without Ray."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEW = dict.fromkeys(NODES, "new")
 
 
 class Shard:
-    """A member whose keeper is in this process, and whose save is two files."""
+    """A member whose keeper is in this process and whose save is two files."""
 
     class totals:  # noqa: N801 - as the attribute of `Member`
         length = 1
@@ -40,13 +40,13 @@ class Shard:
 
 
 def write(directory: Path, content: str) -> None:
-    """Writes what stands for the save of a shard."""
+    """Writes a file that stands for the save of a shard."""
     (directory / "storage" / PARTS).mkdir(parents=True)
     (directory / "storage" / "items").write_text(content)
 
 
 class Shards(list[Shard]):
-    """The members, all of which answer."""
+    """Members that all answer."""
 
     def missing_nodes(self) -> list[str]:
         return []
@@ -60,13 +60,13 @@ def shards(contents: dict[str, str], during: Callable[[Path], None] = lambda _: 
 
 
 def loaded(path: Path) -> dict[str, str]:
-    """What each node loads."""
+    """Returns what each node loads."""
     saves = saves_of_nodes(shards(NEW), path)
     return {node: (save / "storage" / "items").read_text() for node, save in saves.items()}
 
 
 def require_only_one_save(path: Path, *foreign: str) -> None:
-    """Neither files of another save nor a work directory is there."""
+    """Checks that there are no files of another save and no work directory."""
     assert sorted(os.listdir(path)) == sorted(["storage", *foreign])
     assert sorted(os.listdir(path / "storage")) == sorted([*NODES, LIST, PRIVATE])
 
@@ -216,7 +216,7 @@ def test_a_link_or_a_fifo_in_a_save_is_refused_before_a_keeper_reads_it(
 
 
 class Written(Shard):
-    """A member whose keeper is elsewhere: it passes no crash point of this process."""
+    """A member with a remote keeper, which passes no sync point of this process."""
 
     def whole(self, name: str, path: Path) -> None:
         write(path, self.content)

@@ -1,4 +1,4 @@
-"""A buffer over nodes of a real Ray cluster, each with raylet, store and workers.
+"""A buffer over nodes of a real Ray cluster, each with its own raylet, store and workers.
 
 Two nodes, and three for the tests that only ``--full`` runs: each takes ten seconds of a processor.
 """
@@ -40,7 +40,7 @@ Sizes = dict[str, int]
 
 @pytest.fixture(scope="module")
 def sizes(request: pytest.FixtureRequest) -> Sizes:
-    """How many items the shard of each node gets."""
+    """Returns the number of items for the shard of each node."""
     ours = [item for item in request.session.items if item.path == request.path]
     three = any(item.get_closest_marker("full") for item in ours)
     return {"a": 1_000, "b": 200, **({"c": 40} if three else {})}
@@ -70,7 +70,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def buffer(cluster: Loopback, directory: Path) -> Iterator[ShardedReplayBuffer]:
-    """One for the module: each needs a process with torch for each node."""
+    """Makes a buffer for the module, because each one needs a process with torch on every node."""
     with ShardedReplayBuffer(name="tests", **options(directory)) as made:
         yield made
 
@@ -83,13 +83,13 @@ def rb(buffer: ShardedReplayBuffer) -> Iterator[ShardedReplayBuffer]:
 
 
 def items(first: int, count: int, scale: float = 1.0) -> TensorDict:
-    """Item i has ``a`` i, and a priority that follows from it."""
+    """Makes items with ``a`` i and a priority that follows from it."""
     a = torch.arange(first, first + count)
     return TensorDict({"a": a, "p": (a % 13 + 1.0) * scale}, [count])
 
 
 def write(client: ShardedClient, data: TensorDict) -> tuple[str, int, str]:
-    """Write from a node: its name, the shard, and how the handle got there."""
+    """Writes from a node; returns its name, the shard, and the path of the data."""
     out = client.extend(data)
     paths = [one.handle.paths["write"] for one in client._members if one.identity == out.shard]
     return client._node, out.shard, paths[0]
@@ -99,11 +99,11 @@ written = ray.remote(write)
 
 
 def fill(rb: ShardedReplayBuffer, sizes: Sizes) -> dict[str, int]:
-    """Items 0, 1, ... into the shards of the nodes, from there; their shards by node."""
+    """Writes items 0, 1, ... into each node's shard from that node; returns the shards by node."""
     found, first = {}, 0
     for at, (node, size) in enumerate(sizes.items()):
         data = items(first, size, 10.0**at)
-        if node == "a":  # it has this process
+        if node == "a":  # this process is on that node
             where, shard, path = write(rb.client(), data)
         else:
             where, shard, path = ray.get(written.options(**on(node)).remote(rb.client(), data))
@@ -324,7 +324,7 @@ def test_a_load_that_is_refused_changes_nothing(rb: ShardedReplayBuffer, tmp_pat
     with pytest.raises(FileNotFoundError, match=r"shards\.json: no such file"):
         rb.loads(tmp_path)
     one = TensorDictPrioritizedReplayBuffer(storage=LazyMemmapStorage(3_000), alpha=0.7, beta=1.0)
-    one.extend(items(0, 3_000))  # more than a shard has room for
+    one.extend(items(0, 3_000))  # more than fits into a shard
     one.dumps(tmp_path / "storage" / "z")
     (tmp_path / "storage" / "shards.json").write_text('{"nodes": ["z"]}')
     with pytest.raises(ValueError, match=r"capacity of 2000"):
@@ -371,7 +371,7 @@ def test_a_save_loads_on_the_same_nodes_and_on_others(
         require_its_priorities(after)
         two.empty()
         two.extend(items(0, 100))
-        # A node without a shard writes into the one with the most room.
+        # A node without a shard writes into the shard with the most space.
         where, shard, path = ray.get(written.options(**on("c")).remote(two.client(), items(0, 10)))
         assert where == "c"
         assert two.shards[shard] == "b"
@@ -399,6 +399,6 @@ def require_its_priorities(sample: TensorDict) -> None:
 
 
 def mass_of(a: torch.Tensor) -> torch.Tensor:
-    """Of items as `fill` writes them."""
+    """Returns the masses of items that `fill` wrote."""
     scale = 10.0 ** ((a >= 1_000).double() + (a >= 1_200).double())
     return ((a % 13 + 1.0) * scale + 1e-8) ** 0.7

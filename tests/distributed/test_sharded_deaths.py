@@ -1,7 +1,7 @@
-"""Deaths in a buffer over several nodes: a keeper, a node, the map, a learner. Real kills, on Ray.
+"""Deaths in a buffer over several nodes: a keeper, a node, the map, a learner. Real kills on Ray.
 
-The shards are on the nodes b and c; this process belongs to a, so that it asks for everything by
-message. What has to come at a point comes there because the keeper was stopped before.
+The shards are on the nodes b and c. This process belongs to a, so that it sends messages for
+everything. The keeper is stopped first, so that the death happens at a known point.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BATCH = 256
 
 
 class Hand:
-    """A process on a node: it writes there, and learns."""
+    """A process on a node that writes and learns there."""
 
     def __init__(self, name: str) -> None:
         self.client = ShardedReplayBuffer.find(name, answer_timeout=60.0)
@@ -56,31 +56,31 @@ class Hand:
         return os.getpid()
 
     def write(self, data: TensorDict) -> tuple[int, str]:
-        """The shard, and how it got there."""
+        """Writes a batch; returns the shard and the path of the data."""
         out = self.client.extend(data)
         (member,) = (one for one in self.client._members if one.identity == out.shard)
         return out.shard, member.handle.paths["write"]
 
     def draw(self) -> set[int]:
-        """The shards of a sample."""
+        """Returns the shards of a sample."""
         self.sample = self.client.sample(BATCH)
         return set(self.sample["shard"].tolist())
 
     def send(self) -> None:
-        """Ten times the priorities of the sample, on their way when this returns."""
+        """Sends ten times the priorities of the sample, without waiting for the answer."""
         self.update = self.client.update_tensordict_priority(
             self.sample.set("p", 10 * self.sample["p"])
         )
         self.client._members.send_what_waits()
 
     def settled(self) -> tuple[int, ...]:
-        """What became of them."""
+        """Returns the result of the update."""
         return tuple(self.update)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> None:
-    """Here processes are started again, for the tests behind; see `cluster`."""
+    """Allows processes that are restarted for later tests; see `cluster`."""
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +112,13 @@ def buffer(cluster: Loopback, directory: Path) -> Iterator[ShardedReplayBuffer]:
 
 @pytest.fixture(scope="module")
 def hand(buffer: ShardedReplayBuffer) -> Any:
-    """On b, where it reaches the shard in memory."""
+    """Makes a worker on b, where it reaches the shard in memory."""
     return ray.remote(Hand).options(**on("b")).remote(NAME)
 
 
 @pytest.fixture
 def rb(buffer: ShardedReplayBuffer) -> Iterator[ShardedReplayBuffer]:
-    """With the items of `ITEMS`."""
+    """Fills the buffer with the items of `ITEMS`."""
     buffer.empty()
     for node, numbers in ITEMS.items():
         member = buffer._members.at(node)
@@ -129,7 +129,7 @@ def rb(buffer: ShardedReplayBuffer) -> Iterator[ShardedReplayBuffer]:
 
 
 def items(numbers: range) -> TensorDict:
-    """Item i has ``a`` i, and a priority that follows from it; the least one is in c."""
+    """Makes items with ``a`` i and a priority that follows from it; the smallest is in c."""
     a = torch.tensor(list(numbers))
     return TensorDict({"a": a, "p": priority_of(a)}, [len(a)])
 
@@ -139,17 +139,17 @@ def priority_of(a: torch.Tensor) -> torch.Tensor:
 
 
 def is_of_c(a: torch.Tensor) -> torch.Tensor:
-    """What the tests write on top goes to b."""
+    """True for the items of c; later writes of the tests go to b."""
     return (a >= 600) & (a < 800)
 
 
 def numbers_of(rb: ShardedClient) -> dict[str, int]:
-    """The shards by node, as samples call them."""
+    """Returns the number of each shard in samples, by node."""
     return {node: number for number, node in rb.shards.items()}
 
 
 def kill_map() -> None:
-    """It may have been on a node that has died; then it is being started again now."""
+    """Kills the map, which may just be restarting if its node has died."""
     found = ray.get_actor(map_name(NAME), namespace=NAMESPACE)
     while True:
         with contextlib.suppress(ray.exceptions.ActorUnavailableError):
@@ -159,17 +159,17 @@ def kill_map() -> None:
 
 
 def require_of_one_shard(sample: Any, node: str, number: int) -> None:
-    """All items are of this shard, with the weights that they have without the others."""
+    """Checks that all items are of this shard, with weights computed for this shard alone."""
     assert set(sample["shard"].tolist()) == {number}
     a = sample["a"]
     assert (is_of_c(a) == (node == "c")).all()
     least = priority_of(torch.tensor(list(ITEMS[node]))).min()
-    # Not closer: an item may have been written between a draw and the one for the dead.
+    # Not exact: an item may have been written between the two draws.
     assert torch.allclose(sample["_weight"].double(), (least / priority_of(a)).double(), rtol=0.01)
 
 
 def require_everything(rb: ShardedClient, numbers: dict[str, int]) -> None:
-    """Both shards are there with all their items, under the numbers that they had."""
+    """Checks that both shards have all their items, under their former numbers."""
     until(lambda: not rb.stats()["missing"])
     assert numbers_of(rb) == numbers
     assert len(rb) == sum(map(len, ITEMS.values()))
@@ -180,7 +180,7 @@ def require_everything(rb: ShardedClient, numbers: dict[str, int]) -> None:
 
 
 class InFlight:
-    """What waits for the stopped keeper of c when it dies: a draw, an update, a write, a save."""
+    """Calls that wait for the stopped keeper of c when it dies: draw, update, write and save."""
 
     def __init__(self, rb: ShardedReplayBuffer, path: Path) -> None:
         self.learner, self.idle, self.writer, self.saver = self.all = [
@@ -196,7 +196,7 @@ class InFlight:
         stop(self.keeper)
         for one in self.all:
             for member in one._members:
-                member.seen = time.monotonic() + 3600.0  # nobody asks what it weighs
+                member.seen = time.monotonic() + 3600.0  # no client asks for its mass
         self.update = self.learner.update_tensordict_priority(sample)
         self.begun = self.learner._batches.begin(BATCH, [1, 2], 1.0)
         pool = ThreadPoolExecutor(3)
@@ -205,14 +205,15 @@ class InFlight:
         self.saved: Future[Any] = pool.submit(save_shards, self.saver._members, path)
         pool.shutdown(wait=False)
         until(lambda: all(future.running() for future in self._all()))
-        time.sleep(0.5)  # so that they wait for the answers; if not yet, it ends as it has to
+        # lets the calls wait for the answers; the test also passes if they do not yet
+        time.sleep(0.5)
         assert not any(future.done() for future in self._all())
 
     def _all(self) -> list[Future[Any]]:
         return [self.drawn, self.written, self.saved]
 
     def require_the_rest(self, caplog: pytest.LogCaptureFixture) -> None:
-        """Nobody hangs, the rest goes on, and it was said who is missing."""
+        """Checks that no call hangs, that b continues, and that the missing node was logged."""
         b = self.numbers["b"]
         for data, info in (self.drawn.result(), self.learner._batches.finish(self.begun[1])):
             require_of_one_shard({"a": data["a"], **info}, "b", b)
@@ -240,7 +241,7 @@ def test_everybody_goes_on_without_a_keeper_that_dies_and_with_it_when_it_is_bac
     kill(flight.keeper)
     flight.require_the_rest(caplog)
     until(lambda: not rb.stats()["missing"])
-    rb.loads(tmp_path)  # the save before
+    rb.loads(tmp_path)  # the earlier save
     require_everything(rb, flight.numbers)
 
 
@@ -268,7 +269,7 @@ def test_a_node_that_dies_is_missing_to_all_and_is_the_same_shard_when_it_is_bac
     for one in (new, rb):
         until(lambda one=one: not one.stats()["missing"])
     new.loads(tmp_path / "rest")
-    assert len(new) == len(ITEMS["b"]) + 1  # with the one of the flight
+    assert len(new) == len(ITEMS["b"]) + 1  # with the item that was in flight
     new.loads(tmp_path)
     for one in (new, rb):
         require_everything(one, flight.numbers)
@@ -278,7 +279,7 @@ def test_a_node_that_dies_is_missing_to_all_and_is_the_same_shard_when_it_is_bac
 def test_a_node_that_is_stopped_is_missing_until_it_is_started_again(
     rb: ShardedReplayBuffer, cluster: Loopback, tmp_path: Path
 ) -> None:
-    """As a machine is that hangs: Ray takes it for dead, whatever it does later."""
+    """Simulates a machine that hangs: Ray declares it dead, whatever it does later."""
     numbers = numbers_of(rb)
     rb.dumps(tmp_path)
     keeper = pid_of(rb, "c")
@@ -336,7 +337,7 @@ def test_a_learner_that_dies_with_updates_in_flight_is_followed_by_one_that_find
     assert len(rb) == sum(map(len, ITEMS.values()))
 
 
-@pytest.mark.full  # see test_members.py
+@pytest.mark.full  # test_members.py covers this, too
 def test_an_answer_after_its_deadline_is_dropped(
     rb: ShardedReplayBuffer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,7 +346,7 @@ def test_an_answer_after_its_deadline_is_dropped(
     learner.sample(BATCH)
     stop(keeper)
     for member in learner._members:
-        member.seen = time.monotonic() + 3600.0  # nobody asks what it weighs
+        member.seen = time.monotonic() + 3600.0  # no client asks for its mass
     (first,), (second,) = (learner._batches.begin(BATCH, [key], 1.0) for key in (1, 2))
     data, info = learner._batches.finish(first)
     require_of_one_shard({"a": data["a"], **info}, "b", numbers["b"])
@@ -374,8 +375,9 @@ def test_a_shard_whose_directory_was_removed_comes_back_empty_as_another_one(
 
     def everybody_is_back() -> bool:
         with contextlib.suppress(EmptyBufferError):  # both are away
-            ray.get(hand.write.remote(items(range(800, 900))))  # it leaves the removed directory
-            rb.extend(items(range(600, 700)))  # to c, which has the most room
+            # the keeper closes the removed directory
+            ray.get(hand.write.remote(items(range(800, 900))))
+            rb.extend(items(range(600, 700)))  # into c, which has the most space
         rb.update_tensordict_priority(late)
         now = numbers_of(rb)
         return now.keys() == before.keys() and not set(now.values()) & set(before.values())
@@ -392,7 +394,7 @@ def test_a_shard_whose_directory_was_removed_comes_back_empty_as_another_one(
 def test_a_run_in_which_anything_dies_at_any_time_loses_no_item(
     rb: ShardedReplayBuffer, cluster: Loopback, seed: int
 ) -> None:
-    """A writer and a learner go on, whatever dies; what was written is there when all are back."""
+    """A writer and a learner continue whatever dies, and all written items are there in the end."""
     rb.empty()
     random, ended = np.random.default_rng(seed), threading.Event()
     acknowledged: list[int] = []
@@ -402,7 +404,7 @@ def test_a_run_in_which_anything_dies_at_any_time_loses_no_item(
         client = ShardedReplayBuffer.find(NAME, answer_timeout=60.0)
         while not ended.is_set() and len(acknowledged) < 1_900:
             first = len(acknowledged)
-            with contextlib.suppress(EmptyBufferError):  # both are dead: it is tried again
+            with contextlib.suppress(EmptyBufferError):  # both are dead: try again
                 client.extend(items(range(first, first + 5)))
                 acknowledged.extend(range(first, first + 5))
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Flow control over three nodes of a Ray cluster: who waits for whom, also under kills."""
+"""Flow control over three nodes of a Ray cluster, also under kills."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cluster() -> Iterator[Loopback]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> None:
-    """Only by the module: Ray starts actors again that are killed, and they are of its buffer."""
+    """Checks at the end of the module only, because Ray restarts killed actors of its buffer."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ class Peer:
         return os.getpid()
 
     def write(self, count: int, size: int, timeout: float | None = 0.0) -> int:
-        """So many batches, or as many as may be written; how many items that were."""
+        """Writes up to ``count`` batches; returns the number of items written."""
         written = 0
         for _ in range(count):
             try:
@@ -100,7 +100,7 @@ class Peer:
         self.client.extend(numbered(number, 1))
 
     def draw(self, count: int, size: int, timeout: float) -> int:
-        """So many samples, or as many as may be made; how many items that were."""
+        """Draws up to ``count`` samples; returns the number of items drawn."""
         for at in range(count):
             try:
                 self.client.sample(size, timeout=timeout)
@@ -117,7 +117,7 @@ def peer(rb: ShardedReplayBuffer, node: str) -> Any:
 
 @pytest.fixture(scope="module")
 def peers(buffer: ShardedReplayBuffer) -> Iterator[dict[str, Any]]:
-    """One on each node."""
+    """Makes a peer on each node."""
     made = {node: peer(buffer, node) for node in "abc"}
     yield made
     for one in made.values():
@@ -125,7 +125,7 @@ def peers(buffer: ShardedReplayBuffer) -> Iterator[dict[str, Any]]:
 
 
 def counts(rb: ShardedReplayBuffer) -> tuple[int, int]:
-    """Items written and drawn since the shards are there."""
+    """Returns the items written and drawn since the shards exist."""
     shards = rb.stats()["shards"].values()
     return sum(int(one["inserts"]) for one in shards), sum(
         int(one["items_sampled"]) for one in shards
@@ -139,8 +139,8 @@ def wait_until(so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-LONG = 60.0  # what has to be possible, on however slow a machine
-VAIN = 0.5  # what must not be possible
+LONG = 60.0  # for calls that must succeed, on however slow a machine
+VAIN = 0.5  # for calls that must not succeed
 
 
 def repeat(count: int, call: Callable[[], Any]) -> None:
@@ -151,8 +151,9 @@ def repeat(count: int, call: Callable[[], Any]) -> None:
 def require_in_step(
     rb: ShardedReplayBuffer, inserts: int, drawn: int, ratio: float, most: float
 ) -> int:
-    """Compares the sides as they are, counted from there; returns how many items were drawn."""
-    before, after = counts(rb), counts(rb)  # each is of several moments: the sides only grow
+    """Compares the counts since these values with the ratio; returns the number of items drawn."""
+    # the counts are read at several times, but they only grow
+    before, after = counts(rb), counts(rb)
     assert (before[0] - inserts) * ratio - (after[1] - drawn) <= most
     assert (after[0] - inserts) * ratio - (before[1] - drawn) >= -most
     return after[1] - drawn
@@ -161,7 +162,7 @@ def require_in_step(
 def test_writers_and_learners_on_three_nodes_keep_the_ratio(
     rb: ShardedReplayBuffer, peers: dict[str, Any]
 ) -> None:
-    """One node writes much more than the other, and a third draws."""
+    """A node writes much more than another one, and a third node draws."""
     rb.set_rate(limiter(400, ratio=4, min_size=100))
     inserts, drawn = counts(rb)
     writing = [
@@ -208,7 +209,7 @@ def test_a_sample_waits_for_items_of_all_shards_and_says_what_it_waits_for(
 def test_who_writes_from_elsewhere_waits_without_holding_up_the_keeper(
     rb: ShardedReplayBuffer, peers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process on a node without a shard, and batches larger than a piece of a quota."""
+    """A process on a node without a shard writes batches larger than a part of a quota."""
     rb.set_rate(limiter(200, ratio=1))
     monkeypatch.setattr("shmbuffer.distributed.shards.sharded_client.own_node", lambda: "elsewhere")
     other = rb.client()
@@ -276,7 +277,7 @@ def test_what_a_killed_learner_had_been_granted_others_draw(
 def test_a_save_of_one_moment_has_what_was_before_what_it_has(
     rb: ShardedReplayBuffer, peers: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Item n is written on a node, then on the next, and only then item n + 1."""
+    """Item n is written on one node, then on the next node, and only then item n + 1."""
     rb.set_rate(None)
     chain = [peers["b"], peers["c"], peers["a"]]
     for one in chain:
@@ -334,7 +335,7 @@ def test_a_keeper_that_dies_in_a_save_of_one_moment_leaves_the_one_before(
     keeper = pid_of(rb, "c")
     killer = threading.Timer(1.0, kill, [keeper])
     with Gate(rb._members) as gate:
-        stop(keeper)  # it saves nothing any more
+        stop(keeper)  # it can no longer save
         killer.start()
         with pytest.raises(RuntimeError, match=r"of node c does not answer .* was discarded"):
             _save_at_once(list(rb._members), folder, gate)
@@ -355,7 +356,7 @@ def test_a_keeper_that_dies_with_an_order_for_its_quota_is_in_step_when_it_is_ba
     assert ray.get(peers["c"].write.remote(1, 15, LONG)) == 15
     keeper = pid_of(rb, "c")
     stop(keeper)
-    # The quota of c is wanted back for b, and the order for that is not obeyed.
+    # The quota of c is requested back for b, but c does not obey the order.
     written = ray.get(peers["b"].write.remote(1_000, 1, VAIN))
     assert written <= 240 + 10 - 15
     kill(keeper)
@@ -373,10 +374,10 @@ def test_a_dead_node_has_spent_its_quota_until_it_is_back(
     inserts, drawn = counts(rb)
     assert ray.get(peers["c"].write.remote(1, 15, LONG)) == 15
     cluster.kill("c")
-    # 10 free, 240 ahead; 15 are written, and a quota is a third of a half of 240.
+    # 10 are free and 240 may be ahead; 15 are written, and a quota is a third of half of 240.
     assert ray.get(peers["b"].write.remote(195, 1, LONG)) == 195
     assert ray.get(peers["b"].write.remote(1_000, 1, VAIN)) <= 40
-    # However long it takes: the map may have been on c, and is started again first.
+    # This may take long: the map may have been on c, and is restarted first.
     repeat(20, lambda: rb.sample(10, timeout=LONG))
     with pytest.raises(RateLimitTimeout, match="no answer from the shards of c"):
         repeat(100, lambda: rb.sample(10, timeout=5.0))
@@ -384,5 +385,5 @@ def test_a_dead_node_has_spent_its_quota_until_it_is_back(
     wait_until(lambda: not rb.stats()["missing"])
     assert ray.get(peers["b"].write.remote(40, 1, LONG)) == 40
     rb.sample(10, timeout=LONG)
-    # What was drawn again, because c had died, counted twice until it was back.
+    # Items that were drawn again because c had died count twice until it is back.
     assert require_in_step(rb, inserts + 10, drawn, 1, 240) >= 200

@@ -1,4 +1,4 @@
-"""Several rings drawn as one buffer: what is drawn, and what it weighs. Real rings, without Ray."""
+"""Several rings that are sampled as one buffer: draws and weights. Real rings, without Ray."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SIZES = {"a": 2_000, "b": 400, "c": 20}
 
 
 class Here(Member):
-    """A shard in this process: its ring, without a keeper."""
+    """A shard in this process: a ring without a keeper."""
 
     def __init__(self, node: str, buffer: ReplayBuffer) -> None:
         self.node, self.buffer = node, buffer
@@ -54,7 +54,7 @@ class Here(Member):
 
 
 class Three(Members):
-    """Shards in this process."""
+    """Three shards in this process."""
 
     def __init__(self, members: list[Here]) -> None:
         self._members = {member.node: member for member in members}
@@ -66,7 +66,7 @@ class Three(Members):
             member.look()
 
     def send_what_waits(self) -> None:
-        """Nothing does."""
+        """Does nothing, because no message waits."""
 
     def answers(self, asked: Any) -> Iterator[Any]:
         assert not list(asked)
@@ -88,7 +88,7 @@ def items(first: int, count: int, random: np.random.Generator) -> TensorDict:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Iterator[Three]:
-    """Three shards of very unequal sizes and priorities; item ``a`` is in one of them."""
+    """Makes three shards of very unequal sizes and priorities; item ``a`` is in one of them."""
     random, first, members = np.random.default_rng(0), 0, []
     for at, (node, size) in enumerate(SIZES.items()):
         buffer = prioritized(tmp_path / node, size)
@@ -123,7 +123,7 @@ def drawn(batches: ShardBatches, count: int, rounds: int, beta: float = 1.0) -> 
 
 
 def standard_deviations(found: np.ndarray, expected: np.ndarray) -> float:
-    """How far a chi-square statistic is above its mean, in standard deviations."""
+    """Returns how far a chi-square statistic is above its mean, in standard deviations."""
     often = expected >= 5
     rest = found[~often].sum(), expected[~often].sum()
     found = np.append(found[often], rest[0])
@@ -179,7 +179,7 @@ def test_the_weighted_mean_is_right_whatever_the_shares_are(
             totals = member.totals
             member.totals = totals._replace(mass=totals.mass * factor)
         data, info = batches.finish(*batches.begin(1_000, [key], 1.0))
-        # Not divided by the sum of the weights: a mean of ratios has a bias of its own.
+        # Not divided by the sum of the weights, because a mean of ratios is biased.
         means.append((info["_weight"].double() * data["x"]).mean().item())
     mass = masses(shards)
     scale = scale_of_weights(shards, believed, mass)
@@ -190,7 +190,7 @@ def test_the_weighted_mean_is_right_whatever_the_shares_are(
 
 
 def scale_of_weights(shards: Three, believed: tuple[float, ...], mass: np.ndarray) -> float:
-    """What the mean of ``weight * x`` is multiplied by to be the mean of x: a constant."""
+    """Returns the constant factor between the mean of ``weight * x`` and the mean of x."""
     # weight = least(q) / q with q the probability used; mean of x / (n q) is the mean of x.
     shares = [ring_of(one.buffer).totals().mass for one in shards]
     share = np.array(shares) * believed
