@@ -1,4 +1,4 @@
-"""Histories that were never recorded: of a run that went as a test wants it."""
+"""Makes histories of runs that did not happen, as the tests need them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGIN_S = 1_700_000_000
 
 
 def records(rows: Iterable[Mapping[str, float]]) -> np.ndarray:  # type: ignore[type-arg]
-    """Records at ``t`` seconds (of the wall clock; since boot ``boot``), by recorder ``by``."""
+    """Makes records at ``t`` seconds (wall clock; since boot: ``boot``), by recorder ``by``."""
     rows = list(rows)
     names = history.recorded_fields()
     found = np.zeros(len(rows), history.record_type(names))
@@ -34,7 +34,7 @@ def records(rows: Iterable[Mapping[str, float]]) -> np.ndarray:  # type: ignore[
 
 
 def event(kind: EventKind, t: float, *, boot: float | None = None, **fields: Any) -> Event:
-    """At ``t`` seconds of the wall clock; ``boot`` since boot."""
+    """Makes an event at ``t`` seconds of the wall clock, ``boot`` seconds after boot."""
     by = {"role": "collector", "recorder": fields.pop("by", 1), **fields}
     since_boot = round((1000 + (t if boot is None else boot)) * 1e9)
     return Event(kind, time_ns=round((BEGIN_S + t) * 1e9), boottime_ns=since_boot, **by)
@@ -51,7 +51,7 @@ def history_of(
 
 
 def steady(seconds: int, by: int = 1, begin: int = 0, **rates: float) -> list[dict[str, float]]:
-    """A record a second, of counters that grow evenly."""
+    """Makes a record for each second, with counters that grow evenly."""
     return [
         {"t": t, "by": by, **{name: round(rate * t) for name, rate in rates.items()}}
         for t in range(begin, begin + seconds + 1)
@@ -59,7 +59,7 @@ def steady(seconds: int, by: int = 1, begin: int = 0, **rates: float) -> list[di
 
 
 def client(**changes: Any) -> dict[str, Any]:
-    """One living collector, as `inspect` tells of it."""
+    """Makes a living collector, as `inspect` reports it."""
     counted = dict.fromkeys(COUNTERS, 0)
     return {
         "entry": 0,
@@ -99,7 +99,7 @@ def look(
     now_s: float | None = None,
     **changes: Any,
 ) -> BufferState:
-    """A buffer of 1000 items, full, with a collector that lives; ``changes`` of its counters."""
+    """Makes a full buffer of 1000 items with a living collector; ``changes`` sets its counters."""
     counters = dict.fromkeys((*COUNTERS, "evicted"), 0)
     more = {"length": 1000, "elements": 1000, "write_count": 5000, "prioritized": 1}
     found = {

@@ -1,4 +1,4 @@
-"""What happened between two looks is seen from what is different, and told in one order."""
+"""Events are derived from the difference of two snapshots and reported in a fixed order."""
 
 from __future__ import annotations
 

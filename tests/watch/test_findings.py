@@ -1,4 +1,4 @@
-"""What looks unhealthy is said, with the reason; what is just below its threshold is not."""
+"""Unhealthy values are reported with the reason; values just below a threshold are not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def timeline(seconds: int = 120, happened: tuple[object, ...] = (), **rates: flo
 
 
 def stops_at(second: int, *names: str, until: int = 120) -> Timeline:
-    """Counters that do not grow any more."""
+    """Makes counters that stop growing."""
     rows = steady(until, **HEALTHY)
     for row in rows[second + 1 :]:
         row.update({name: rows[second][name] for name in names})
@@ -153,7 +153,7 @@ def test_sampled_too_often() -> None:
     )
     assert findings.sampled_too_often(look(timeline(items_sampled=51200.0))) is None
     assert findings.sampled_too_often(look(inserts=10, items_sampled=10000)) == (
-        # without a history: since it was made
+        # without a history: since the buffer was created
         "1,000 samples per insert: the learner may overfit old items"
     )
     assert findings.sampled_too_often(look(inserts=1, items_sampled=999)) is None
@@ -172,7 +172,7 @@ def test_overwritten_before_it_is_drawn() -> None:
     assert nothing is not None
     assert nothing.startswith("nothing is sampled")
     assert says(inserts=2000) is not None
-    assert says(inserts=2000, items_sampled=0) is None  # it is there for something else
+    assert says(inserts=2000, items_sampled=0) is None  # the buffer serves another purpose
     assert says(timeline(items_sampled=50.0)) is None
     assert says(timeline(items_sampled=20.0), length=999) is None
 

@@ -1,4 +1,7 @@
-"""The coordinator records counters and clients; it may be killed, and disturbs nobody."""
+"""The coordinator records counters and clients.
+
+It may be killed without affecting other clients.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,8 @@ def records(path: Path) -> int:
 def events(path: Path) -> list[tuple[str, str, int]]:
     try:
         found = read(path).events
-    except BufferNotFoundError:  # the historian makes the file a moment after the coordinator began
+    # the historian creates the file shortly after the coordinator starts
+    except BufferNotFoundError:
         found = ()
     return [(event.kind.name, event.role.upper(), event.pid) for event in found]
 
@@ -103,7 +107,7 @@ def test_the_counters_are_recorded_second_by_second(scratch_dir: Path) -> None:
 def test_a_load_is_no_spike_in_what_plot_draws(
     scratch_dir: Path, tmp_path: Path, storage: str
 ) -> None:
-    """A resumed run shows the rates of its collectors, and not those of its save."""
+    """A resumed run shows the rates of its collectors rather than those of its save."""
     options: dict[str, Any] = {"capacity": 4096, "storage": storage}
     if storage != "LazyMemmapStorage":
         options["max_bytes"] = 2**22
@@ -118,7 +122,7 @@ def test_a_load_is_no_spike_in_what_plot_draws(
         wait_until(lambda: bool(read(scratch_dir).fine["length"][-1] == 2048))
     line = Timeline(read(scratch_dir))
     after = line.times_s >= line.times_s[before - 1]
-    # A load sets priorities, which count as updates. No panel draws these as a rate.
+    # A load sets priorities, which count as updates. No panel plots these as a rate.
     drawn = [name for name in layout.COUNTERS if name != "updates_applied"]
     times, rates = line.rates(*drawn)
     for name, rate in zip(drawn, rates, strict=True):
@@ -160,7 +164,7 @@ while True:  # no pause(): a signal that comes just before it would not end it
 
 @pytest.fixture
 def coordinator(scratch_dir: Path) -> Iterator[Engine]:
-    """The handle of a coordinator that does nothing on its own."""
+    """Opens the handle of a coordinator without its background threads."""
     settings = Settings(capacity=8)
     with Engine.open(scratch_dir, settings, role="coordinator") as engine:
         yield engine
@@ -175,7 +179,7 @@ def test_a_client_that_another_process_reaped_is_noted_as_dead(
         program.line()
         historian.record(coordinator.clients(), [], {})
         program.kill()
-    Engine.open(scratch_dir, None).close()  # joining reaps
+    Engine.open(scratch_dir, None).close()  # joining reaps the dead client
     assert coordinator.glance()["reaped"] == 1
     historian.record(coordinator.clients(), [], {})
     assert ("DIED", "LEARNER", program.pid) in events(scratch_dir)
@@ -233,7 +237,7 @@ def test_clients_that_a_recovery_finds_dead_are_noted_once_by_name(
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: inspect(scratch_dir)["needs_recovery"] is not None)
     for _ in range(2):
-        Engine.open(scratch_dir, None).close()  # it need not be a coordinator
+        Engine.open(scratch_dir, None).close()  # any client can do so
     found = read(scratch_dir)
     died = [event for event in found.events if event.kind == EventKind.DIED]
     assert {event.pid for event in died} == {*pids, program.pid}
@@ -248,7 +252,8 @@ def test_clients_that_a_recovery_finds_dead_are_noted_once_by_name(
         ("stay_attached-1", True),
     ]
     until_s = Timeline(found).end_s
-    assert all(end_s <= until_s for _, _, end_s, _ in found_stays)  # not up to the recovery
+    # the stay ends before the recovery
+    assert all(end_s <= until_s for _, _, end_s, _ in found_stays)
 
 
 @pytest.mark.product(few=1)
@@ -264,7 +269,7 @@ def test_clients_that_left_without_a_recorder_are_noted_by_the_next_one(
         historian.close()
         program.send_signal(signal.SIGINT if orderly else signal.SIGKILL)
         program.end()
-    Engine.open(scratch_dir, None).close()  # joining reaps
+    Engine.open(scratch_dir, None).close()  # joining reaps the dead client
     historian = Historian(coordinator, scratch_dir)
     historian.record(coordinator.clients(), [], {})
     historian.close()

@@ -1,4 +1,4 @@
-"""What a buffer counts goes into the logger of the training script, under its own names."""
+"""The counters of a buffer go into the training script's logger under their own names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_stats_of_a_coordinator_and_a_client_are_plain_numbers(tmp_path: Pat
 
 
 def read_back(directory: Path) -> dict[str, tuple[int, float]]:
-    """name -> step and value of the last scalar of each name in the event files."""
+    """Returns the step and value of the last scalar of each name in the event files."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(directory)).Reload()
     last = {tag: events.Scalars(tag)[-1] for tag in events.Tags()["scalars"]}
@@ -115,7 +115,7 @@ def test_without_the_function_a_loop_does_it(writer: Any) -> None:
 
 
 class Run:
-    """What wandb.init() gives, as far as is needed: one call a step."""
+    """A stand-in for the result of wandb.init(), with one call for each step."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[dict[str, float], int | None]] = []
@@ -125,7 +125,7 @@ class Run:
 
 
 class Metrics(Run):
-    """A logger of TorchRL's or Lightning's: all at once, and one by one."""
+    """A logger of TorchRL or Lightning: takes all values at once, or one at a time."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.logged.append((metrics, step))
@@ -135,7 +135,7 @@ class Metrics(Run):
 
 
 class Scalars:
-    """A logger of TorchRL's before `log_metrics`."""
+    """A logger of TorchRL before `log_metrics`."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[str, float, int | None]] = []

@@ -1,4 +1,4 @@
-"""Prometheus finds the numbers of the directory, from any server."""
+"""Prometheus reads the metrics of a directory from any process that serves them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ parser = pytest.importorskip("prometheus_client.parser")
 
 
 def numbers(port: int | None) -> dict[str, float]:
-    """What one request gives: name -> value; all with the same label."""
+    """Returns the values of one request by name; all must have the same label."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     samples = [
@@ -43,7 +43,7 @@ def test_every_number_is_there_and_right(tmp_path: Path) -> None:
         assert (found["clients_alive"], found["processes"], found["deaths_total"]) == (1, 0, 0)
         stats = coordinator.stats()
         assert found["p_sum"] == stats["p_sum"]
-        # The history may have been created meanwhile.
+        # The history may have been created in between.
         assert before["bytes"] <= found["bytes"] <= stats["bytes"]
 
 
@@ -92,7 +92,7 @@ def test_counters_go_on_under_the_next_coordinator(tmp_path: Path) -> None:
             with Coordinator(path, on_existing="recover", metrics_port=0) as second:
                 found = numbers(second.metrics_port)
                 assert found["inserts_total"] == 5
-                assert found["epoch_total"] == 0  # somebody lived on
+                assert found["epoch_total"] == 0  # a client has survived
 
 
 def test_a_port_in_use_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_port_in_use_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
             Coordinator(tmp_path / "two", capacity=8, metrics_port=first.metrics_port)
         assert not (tmp_path / "two").exists()
     with Coordinator(tmp_path / "two", capacity=8, metrics_port=first.metrics_port):
-        pass  # it is free again
+        pass  # the port is free again
 
 
 def test_without_prometheus_client_it_says_what_to_install(

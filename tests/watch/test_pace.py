@@ -1,4 +1,4 @@
-"""Rates are what counters grew by between two looks; another buffer in the place starts over."""
+"""Rates are the growth of counters between two snapshots; a replaced buffer starts over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates are between two readings; a reading is one snapshot."""
+"""Rates are computed between two readings; a reading is one snapshot."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def counters(**changed: float) -> dict[str, float]:
 
 
 class Engine:
-    """Gives one snapshot after the other."""
+    """Returns one snapshot after the other."""
 
     def __init__(self, *snapshots: dict[str, float]) -> None:
         self._snapshots = iter(snapshots)
 
     def ring(self) -> None:
-        """Nothing is written."""
+        """Stands for a buffer without a ring."""
 
     def stats(self) -> dict[str, float]:
         return next(self._snapshots)

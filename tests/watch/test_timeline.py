@@ -1,4 +1,4 @@
-"""Rates use the clock since boot, times the wall clock; gaps are gaps."""
+"""Rates use the clock since boot, times the wall clock; gaps are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_a_wall_clock_that_is_set_does_not_change_rates() -> None:
     rows = steady(9, inserts=100.0)
     for row in rows:
         row["boot"] = row["t"]
-        row["t"] -= 86400.0 if row["t"] < 5 else 0.0  # set forward by a day, in the middle
+        # the clock is set forward by a day in the middle
+        row["t"] -= 86400.0 if row["t"] < 5 else 0.0
     line = Timeline(history_of(rows))
     times, (written,) = line.rates("inserts")
     assert since(times) == list(range(10))

@@ -1,4 +1,4 @@
-"""A buffer on a disk that is behind: its coordinator says so, once, and adds it up."""
+"""The coordinator of a buffer on a slow disk warns once and adds up the delays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.rings import engine_of
 
 @pytest.fixture
 def waited_us(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """What the kernel says next of all waits for disks; the last one stays."""
+    """Sets the kernel's next answers about waits for disks; the last answer is repeated."""
     said: list[int | None] = [0]
     monkeypatch.setattr(
         writeback, "disk_wait_us", lambda: said.pop(0) if len(said) > 1 else said[0]
