@@ -1,4 +1,4 @@
-"""The same programs on TorchRL and shmbuffer must return the same results at each step.
+"""Programs that run on TorchRL and on shmbuffer, with the same results at each step.
 
 Intended differences are listed beside the program and described in docs/torchrl.md.
 """
