@@ -12,12 +12,12 @@ from tests.recording.frames import Story, plain, trimmed
 
 _FILM = "shmbuffer top beside the demo: a collector is killed, then all, and training goes on"
 _STILL = 1  # the scene of the kill
-_STILL_OF_TOP = 2  # all four are there again
+_STILL_OF_TOP = 2  # all four collectors are there again
 _DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main() -> int:
-    """Records, and writes what was seen."""
+    """Records the demo and writes the pictures and the text."""
     parser = argparse.ArgumentParser(prog="scripts/record-top", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="of the demo (default 0)")
     parser.add_argument(
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def write(story: Story, docs: Path) -> None:
-    """The scenes as pictures and as one text, and all that happens as a film."""
+    """Writes the scenes as pictures and as one text, and the whole story as a film."""
     for folder in ("images", "recordings"):
         (docs / folder).mkdir(parents=True, exist_ok=True)
     texts = []

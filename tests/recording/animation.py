@@ -1,8 +1,8 @@
-"""A film of the recording as one SVG, moved by CSS alone: it plays where a picture is shown.
+"""Makes a film of the recording as one SVG, animated by CSS alone, so that it plays as an image.
 
-A screen is cells: words that stand together in one style, at a row and a column. A cell that stays
-is drawn once, with the shots that show it; those of the same shots are a group with keyframes.
-Where nothing may move, or nothing can, the shot of the kill stays.
+A screen consists of cells: words in one style at a row and a column. A cell is drawn once, with the
+shots that show it. The cells of the same shots are a group with keyframes. If animations are
+disabled or not supported, the shot of the kill is shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.text import Text
 from tests.recording.frames import Shot, trimmed
 
 _COLUMN, _ROW, _FONT, _EDGE = 8.4, 18, 14, 12
-_TOLD = 9  # the last lines of the demo
+_TOLD = 9  # number of the demo's last lines
 _FORMAT = """\
 <svg viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg">
 <title>{title}</title>
@@ -41,7 +41,7 @@ text {{ font: {font}px "DejaVu Sans Mono", Menlo, Consolas, monospace }}
 
 @dataclass(frozen=True)
 class _Cell:
-    """Words in one style, and where they stand."""
+    """Words in one style, with their position."""
 
     row: int
     column: int
@@ -50,13 +50,13 @@ class _Cell:
 
 
 def svg(shots: Sequence[Shot], *, width: int, title: str, still: int) -> str:
-    """The shots one after the other, for ever.
+    """Draws the shots one after the other in an endless loop.
 
     Args:
-        shots: what to show, and for how long.
-        width: columns.
-        title: of the picture, for those who cannot see it.
-        still: the shot that stays where nothing moves.
+        shots: the frames to show, with their durations.
+        width: width in columns.
+        title: description of the picture for readers who cannot see it.
+        still: index of the shot that is shown without animation.
     """
     screens = [list(_cells(_lines(shot, width))) for shot in shots]
     styles = {style: f"s{at}" for at, style in enumerate(_in_order(screens))}
@@ -85,7 +85,7 @@ def svg(shots: Sequence[Shot], *, width: int, title: str, still: int) -> str:
 
 
 def _lines(shot: Shot, width: int) -> list[str]:
-    """Both panes, each where it is in every other shot."""
+    """Returns the lines of both panes, at the same position in every shot."""
     told = shot.frame.told[-_TOLD:]
     return [
         f"\x1b[1;33m{shot.title}\x1b[0m",
@@ -110,7 +110,7 @@ def _cells(lines: Sequence[str]) -> Iterator[_Cell]:
 
 
 def _look(style: Style) -> tuple[str, bool]:
-    """Its colour, as rich draws it, and whether it is bold."""
+    """Returns the colour of a style, as rich draws it, and whether the style is bold."""
     color = SVG_EXPORT_THEME.foreground_color
     if style.color is not None and not style.color.is_default:
         color = style.color.get_truecolor(SVG_EXPORT_THEME)
@@ -124,7 +124,7 @@ def _in_order(screens: Sequence[Sequence[_Cell]]) -> list[tuple[str, bool]]:
 
 
 def _shown(screens: Sequence[Sequence[_Cell]]) -> dict[tuple[int, int], list[_Cell]]:
-    """Cells by the shots that show them: the first, and the one behind the last."""
+    """Groups cells by the shots that show them: the first shot, and the one after the last."""
     found: dict[tuple[int, int], list[_Cell]] = {}
     since: dict[_Cell, int] = {}
     for at, screen in enumerate([*screens, []]):

@@ -1,4 +1,4 @@
-"""Frames of a recording, what they show, and the six of them that tell the story."""
+"""Frames of a recording, their contents, and the six frames that tell the story."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]|[\x0e\x0f]")
 
 
 def trimmed(text: str) -> list[str]:
-    """The lines between the first and the last that show something."""
+    """Returns the lines without empty ones at the beginning and the end."""
     lines = text.split("\n")
     filled = [at for at, line in enumerate(lines) if plain(line).strip()]
     return lines[filled[0] : filled[-1] + 1] if filled else []
 
 
 def plain(text: str) -> str:
-    """What a terminal shows, without colours."""
+    """Removes the colours from the text of a terminal."""
     return _ESCAPES.sub("", text)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Both panes at one moment.
+    """Both panes at one time.
 
     Attributes:
-        at_s: since the start of the recording.
-        demo: all that the upper pane has shown, with escape sequences.
-        top: what the lower one shows.
+        at_s: seconds since the start of the recording.
+        demo: the whole output of the upper pane, with escape sequences.
+        top: the current content of the lower pane.
     """
 
     at_s: float
@@ -38,12 +38,12 @@ class Frame:
 
     @cached_property
     def plain(self) -> tuple[str, str]:
-        """Both without colours."""
+        """Returns the text of both panes without colours."""
         return plain(self.demo), plain(self.top)
 
     @cached_property
     def told(self) -> list[str]:
-        """The last lines of the demo; of a table of many lines that it stands for."""
+        """Returns the last lines of the demo, with a long table replaced by its title."""
         lines: list[str] = []
         for line in trimmed(self.demo):
             if not plain(line).startswith("  "):
@@ -54,7 +54,7 @@ class Frame:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether all of the view was drawn when it was captured."""
+        """True if the whole view had been drawn when it was captured."""
         return all(re.search(rf"^{part}", self.plain[1], re.M) for part in _PARTS)
 
     @cached_property
@@ -66,13 +66,13 @@ class Frame:
         return self._clients("dead")
 
     def rate(self, name: str) -> float:
-        """A rate as it is now."""
+        """Returns the current value of a rate."""
         found = re.search(rf"^{re.escape(name)} +([\d.,]+)", self.plain[1], re.M)
         return float(found[1].replace(",", "")) if found else 0.0
 
     @cached_property
     def events(self) -> list[tuple[str, str]]:
-        """What was seen to happen, oldest first."""
+        """Returns the events in the view, oldest first."""
         found = re.findall(r"^\d\d:\d\d:\d\d +(\w+(?: \w+)?) {2,}(.*)$", self.plain[1], re.M)
         return [(kind, text.rstrip()) for kind, text in found]
 
@@ -83,14 +83,14 @@ class Frame:
 
 _MORE = "  ..."
 _TOLD = 14
-_MOST_SHOTS = 7  # of a scene
+_MOST_SHOTS = 7  # most shots in a scene
 _TO_READ_S, _ONE_SHOT_S = 2.5, 0.5
 _PARTS = ("items +[█░]", "rates ", "clients? ", "events *$")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A frame that shows what has to be seen, and what that is."""
+    """A frame that shows a part of the story, with the title of that part."""
 
     name: str
     title: str
@@ -99,7 +99,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Shot:
-    """A frame of a film, what it shows, and for how long."""
+    """A frame of a film, with its title and duration."""
 
     frame: Frame
     title: str
@@ -107,11 +107,11 @@ class Shot:
 
 
 class Story:
-    """What a recording of the demo has to show, found in its frames.
+    """The parts of a recording that the demo must show, found in its frames.
 
     Attributes:
-        killed: pids of each kill, as the demo tells them: of a collector, then of all.
-        missing: titles of what no frame shows.
+        killed: pids of each kill, as the demo prints them: of a collector, then of all processes.
+        missing: titles of the scenes that no frame shows.
     """
 
     def __init__(self, frames: Iterable[Frame]) -> None:
@@ -127,7 +127,7 @@ class Story:
         self.scenes = list(self._found())
 
     def shots(self) -> list[Shot]:
-        """A film of it: each scene long enough to read, and the frames that come right after it."""
+        """Returns the shots of a film: each scene long enough to read, with the frames after it."""
         starts, at = [], 0
         for scene in self.scenes:
             at = self._frames.index(scene.frame, at)
@@ -142,7 +142,7 @@ class Story:
         return shots
 
     def _found(self) -> Iterator[Scene]:
-        """Each scene is looked for behind the one before it."""
+        """Yields the scenes, each of which is searched for after the previous one."""
         one, everybody = self.killed
         at = 0
         asked: Sequence[tuple[str, str, Callable[[Frame], bool]]] = (
@@ -173,13 +173,14 @@ class Story:
             (
                 "5-recovered",
                 "the directory was recovered",
-                # One look may see the next coordinator join as well.
+                # A single snapshot may also show that the next coordinator has joined.
                 lambda f: bool(everybody & f.dead) and "recovered" in [e[0] for e in f.events[-2:]],
             ),
             (
                 "6-going-on",
                 "training goes on from there",
-                # Of a run that is solved at once no look may see both: who runs it, and its rates.
+                # In a run that is solved quickly, no snapshot may show both the coordinator and the
+                # rates.
                 lambda f: bool(f.alive - everybody),
             ),
         )
@@ -194,9 +195,9 @@ class Story:
             yield Scene(name, title, self._frames[found])
 
     def _before_the_kill(self, first: int, shows: Callable[[Frame], bool]) -> int:
-        """The last frame that shows the training before a collector is killed.
+        """Returns the last frame that shows the training before a collector is killed.
 
-        The first one shows an empty buffer and no return yet.
+        The first such frame shows an empty buffer and no return yet.
         """
         last = first
         for at in range(first, len(self._frames)):

@@ -1,4 +1,4 @@
-"""The demo and `top` beside it, captured until the demo has ended; then what `plot` draws of it."""
+"""Captures the demo and `top` beside it until the demo ends; then draws the run with `plot`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tests.recording.terminal import Terminal
 WIDTH = 112
 HEIGHTS = (13, 35)
 INTERVAL_S = 0.25
-"""Between two looks of `top`. The demo recovers some milliseconds after its kill of all."""
+"""Refresh interval of `top`. The demo recovers some milliseconds after it kills all processes."""
 
 _FRAMES_PER_LOOK = 2
 _ENDED = "the demo ended with"
 
 
 def frames(folder: Path, *, seed: int, max_minutes: float) -> Iterator[Frame]:
-    """Yields what both show, whenever that has changed.
+    """Yields the content of both panes whenever it changes.
 
     Args:
-        folder: of the run, which is made in it; it is left out of what is shown.
-        seed: of the demo.
-        max_minutes: after so long the demo gives up.
+        folder: folder in which the run is created; it is removed from the text.
+        seed: seed of the demo.
+        max_minutes: time after which the demo gives up.
 
-    The last one says with what the demo has ended.
+    The last frame contains the exit status of the demo.
     """
     python = [sys.executable, "-m", "shmbuffer"]
     demo = shlex.join(
@@ -42,7 +42,7 @@ def frames(folder: Path, *, seed: int, max_minutes: float) -> Iterator[Frame]:
         ]
     )
     top = shlex.join([*python, "top", "run/replay", "--interval", str(INTERVAL_S)])
-    # Nothing can be seen before the buffer exists.
+    # `top` has nothing to show before the buffer exists.
     first = f'{demo}; echo "{_ENDED} $?"'
     second = f"until test -e run/replay/.shmbuffer/control; do sleep 0.1; done; {top}"
     began, last = time.monotonic(), ("", "")
@@ -59,7 +59,7 @@ def frames(folder: Path, *, seed: int, max_minutes: float) -> Iterator[Frame]:
 
 
 def plot(folder: Path, picture: Path) -> None:
-    """Draws the run of `frames` as `shmbuffer plot` does; `folder` is left out of what is shown."""
+    """Draws the run of `frames` with `shmbuffer plot`; `folder` is removed from the text."""
     from PIL import Image
 
     look = read_state(str(folder / "run" / "replay"), None)

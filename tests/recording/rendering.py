@@ -1,4 +1,4 @@
-"""Frames as pictures: SVG, drawn by rich from what the terminal showed."""
+"""Draws frames as SVG, using rich and the text of the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tests.recording.frames import Frame, trimmed
 
-#: What rich takes, without fonts from elsewhere: a page that shows it needs nothing else.
+#: The template of rich without external fonts, so that a page needs no other file.
 _FORMAT = """\
 <svg viewBox="0 0 {width} HEIGHT" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -34,18 +34,18 @@ _FORMAT = """\
 </g>
 </svg>
 """
-_LINE_HEIGHT = 24.4  # rich's
+_LINE_HEIGHT = 24.4  # line height of rich
 _PADDING = 18
 
 
 def svg(frame: Frame, title: str, width: int, name: str) -> str:
-    """The title, and both panes, one above the other, without the empty lines of either.
+    """Draws the title and both panes, one above the other, without empty lines.
 
     Args:
-        frame: to be drawn.
-        title: what is to be seen.
-        width: columns.
-        name: of the picture; its classes are named by it, so that pictures can share a page.
+        frame: the frame to draw.
+        title: the title of the picture.
+        width: width in columns.
+        name: name of the picture; it prefixes its CSS classes, so that pictures can share a page.
     """
     shown = [
         f"\x1b[1;33m{title}\x1b[0m",
@@ -57,7 +57,7 @@ def svg(frame: Frame, title: str, width: int, name: str) -> str:
 
 
 def svg_of_top(frame: Frame, width: int, name: str) -> str:
-    """The lower pane alone."""
+    """Draws the lower pane only."""
     return _drawn(_top(frame), width, name)
 
 

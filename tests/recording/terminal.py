@@ -1,4 +1,4 @@
-"""A terminal that nobody sees: tmux on a socket of its own, with two panes."""
+"""A detached terminal: tmux on its own socket, with two panes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def is_installed() -> bool:
 
 
 class Terminal:
-    """Two programs, one above the other; both are ended with the block.
+    """Runs two programs, one above the other, and ends both with the block.
 
     Args:
-        upper: command of the upper pane, for a shell.
-        lower: of the lower one.
-        width: columns.
-        heights: lines of each.
-        folder: where they are started.
+        upper: shell command of the upper pane.
+        lower: shell command of the lower pane.
+        width: width in columns.
+        heights: number of lines of each pane.
+        folder: working directory of both programs.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Terminal:
         folder: Path,
     ) -> None:
         self._sockets = Path(tempfile.mkdtemp(prefix="shmbuffer-tmux-"))
-        # No configuration of the user's, and not the server that we may be running in.
+        # Neither the user's configuration nor a surrounding tmux server is used.
         inherited = {name: value for name, value in environment().items() if name != "TMUX"}
         self._environment = {
             **inherited,
@@ -61,9 +61,9 @@ class Terminal:
             raise
 
     def captured(self) -> tuple[str, str]:
-        """All that the upper pane has shown, and what the lower one shows now.
+        """Returns the whole output of the upper pane, and the current content of the lower pane.
 
-        With colours, as escape sequences.
+        Colours are included as escape sequences.
         """
         capture = ("capture-pane", "-p", "-e", "-t")
         first, second = (*capture, "0.0", "-S", "-"), (*capture, "0.1")
@@ -83,10 +83,10 @@ class Terminal:
         self._end()
 
     def _end(self) -> None:
-        """The programs first, who have children of their own to end."""
+        """Ends the programs first, because they have children of their own to end."""
         try:
             pids = [int(pid) for pid in self._tmux("list-panes", "-F", "#{pane_pid}").split()]
-        except subprocess.CalledProcessError:  # there is no server
+        except subprocess.CalledProcessError:  # no server is running
             pids = []
         for pid in pids:
             for child in _children(pid):
@@ -110,12 +110,12 @@ class Terminal:
 
 
 def _staying(command: str) -> str:
-    """The command for a shell that stays when it has ended, so that its last words do too."""
+    """Wraps a command in a shell that stays after its end, so that its last lines stay visible."""
     return f"{command}; exec sleep infinity"
 
 
 def _children(pid: int) -> list[int]:
-    """What the shell of a pane has started, but for what it waits in."""
+    """Returns the processes that the shell of a pane has started."""
     try:
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except FileNotFoundError:

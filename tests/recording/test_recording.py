@@ -158,14 +158,14 @@ def test_the_film_of_the_readme_is_small_and_needs_nothing_from_elsewhere() -> N
 
 
 def test_the_film_of_the_readme_begins_with_training() -> None:
-    """Its first picture is what pages show before it moves, and what is printed."""
+    """Pages and prints show the first picture before the animation begins."""
     first = " ".join(seen((DOCS / "images" / "demo.svg").read_text(), 0.0))
     assert "two collectors write, a learner samples" in first
     assert re.search(r"READY: 4 alive", first)
 
 
 def seen(drawn: str, percent: float) -> set[str]:
-    """The words of a film that are visible at that part of its length."""
+    """Returns the words of a film that are visible at this percentage of its length."""
     shown = re.sub(r"<g .*?</g>", "", drawn.partition("</style>")[2])
     for name, group in re.findall(r'animation-name:([\w-]+)">(.*?)</g>', drawn):
         frames = re.search(rf"@keyframes {name}{{(.*)}}$", drawn, re.M)
@@ -181,11 +181,11 @@ def seen(drawn: str, percent: float) -> set[str]:
 
 
 def words(*lines: str) -> set[str]:
-    """What stands together in these lines."""
+    """Returns the groups of adjacent words in these lines."""
     return {found for line in lines for found in re.findall(r"\S+(?: \S+)*", plain(line))}
 
 
-@pytest.mark.full  # tests/examples plays the same kills, tests/cli/test_top.py looks at the screens
+@pytest.mark.full  # tests/examples covers the same kills, and tests/cli/test_top.py the screens
 @pytest.mark.slow
 @pytest.mark.longest
 @pytest.mark.timeout(600)
@@ -206,7 +206,7 @@ def test_top_shows_the_kill_the_restart_and_the_recovery_of_the_demo(tmp_path: P
     assert one <= killed.dead
     assert len(killed.alive) == 3
     assert not one & restarted.alive
-    assert len(restarted.alive - before.alive) == 1  # the one that was started in its place
+    assert len(restarted.alive - before.alive) == 1  # the collector that replaced the killed one
     assert everybody >= restarted.alive
     assert everybody & all_killed.dead
     assert everybody <= recovered.dead
