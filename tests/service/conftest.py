@@ -1,4 +1,4 @@
-"""What the tests of the service share: a directory, and a pipe for reports of processes."""
+"""Fixtures of the service tests: a directory, and a pipe for reports of processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @dataclass
 class Reports:
-    """One end for the children to send on, one for the test to read."""
+    """A pipe with one end for the children to send on, and one for the test to read."""
 
     out: Connection
     inbox: Connection
@@ -24,7 +24,7 @@ class Reports:
         return self.inbox.recv()
 
     def take(self, count: int) -> list[Any]:
-        """The next reports, sorted: processes report in any order."""
+        """Returns the next reports, sorted because processes report in any order."""
         return sorted(self.next() for _ in range(count))
 
 

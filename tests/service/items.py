@@ -1,4 +1,4 @@
-"""Items without torch: one number each, twice, so that a torn one shows."""
+"""Items without torch that contain a number twice, so that torn items are detected."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(engine: Engine, numbers: Iterable[int]) -> None:
 
 
 def read(engine: Engine) -> list[int]:
-    """The numbers of all committed items, in storage order; each is whole."""
+    """Returns the numbers of all committed items in storage order; fails on a torn item."""
     ring = engine.ring()
     if ring is None:
         return []

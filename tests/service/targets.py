@@ -1,4 +1,4 @@
-"""What the tests let a coordinator spawn. None of it imports torch."""
+"""Functions that the tests let a coordinator spawn. None of them imports torch."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def say_what_you_got(scratch_dir: Path, index: int, out: Connection, word: str) 
 
 
 def stay(scratch_dir: Path, index: int, out: Connection) -> None:
-    """Attach, say so, wait; say so when asked to end."""
+    """Attaches, reports it, and waits; reports again when it is asked to end."""
     with Engine.open(scratch_dir, None, role=attaching.role_of_this_process):
         try:
             out.send(("attached", index, os.getpid()))
-            while True:  # no pause(): a signal that comes just before it would not end it
+            while True:  # pause() would miss a signal that comes just before it
                 time.sleep(0.01)
         finally:
             out.send(("unwound", index, os.getpid()))
 
 
 def write(scratch_dir: Path, index: int, out: Connection) -> None:
-    """Write one item after the other, for ever."""
+    """Writes one item after the other, without end."""
     with Engine.open(scratch_dir, None, role=attaching.role_of_this_process) as engine:
         number = 0
         while True:
@@ -51,11 +51,11 @@ def raise_an_error(scratch_dir: Path, index: int) -> None:
 
 
 def return_at_once(scratch_dir: Path, index: int) -> None:
-    """An orderly end."""
+    """Ends normally."""
 
 
 def stay_away(scratch_dir: Path, index: int, out: Connection) -> None:
-    """Say so, and never attach."""
+    """Reports, but never attaches."""
     out.send(index)
     while True:
         time.sleep(0.01)
@@ -70,7 +70,7 @@ def fail(scratch_dir: Path, index: int) -> None:
 
 
 def claim_and_die(scratch_dir: Path, index: int) -> None:
-    """Die with a claim open."""
+    """Dies with an open claim."""
     engine = Engine.open(scratch_dir, None, role=attaching.role_of_this_process)
     items.write(engine, [1])
     assert engine.ring() is not None
@@ -86,7 +86,7 @@ def ignore_sigterm(scratch_dir: Path, index: int, out: Connection) -> None:
 
 
 def have_a_child(scratch_dir: Path, index: int, out: Connection) -> None:
-    """Leave a child behind that holds all our descriptors."""
+    """Leaves a child that holds all descriptors of its parent."""
     child = subprocess.Popen(
         [sys.executable, "-c", "import signal; signal.pause()"], close_fds=False
     )
@@ -96,14 +96,14 @@ def have_a_child(scratch_dir: Path, index: int, out: Connection) -> None:
 
 
 class Straggler:
-    """Something that Python collects when it takes itself apart."""
+    """An object that Python collects while it shuts down."""
 
     def __del__(self) -> None:
         print("collected", file=sys.stderr, flush=True)
 
 
 class Writer:
-    """Leaves something in each buffer that a process has, and a file of its own open."""
+    """Leaves an object in each buffer that a process has, and an open file of its own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,7 +116,7 @@ class Writer:
 
 
 def end_late(scratch_dir: Path, index: int, out: Connection) -> None:
-    """Register two things for the end, one of them a signal in the middle of it; stay attached."""
+    """Registers two exit functions, one of which sends a signal; stays attached."""
     atexit.register(out.send, ("at the end", index, os.getpid()))
     atexit.register(os.kill, os.getpid(), signal.SIGTERM)
     sys.modules[__name__].straggler = Straggler()  # type: ignore[attr-defined]
@@ -128,7 +128,7 @@ def end_late(scratch_dir: Path, index: int, out: Connection) -> None:
 
 
 def sleep(scratch_dir: Path, index: int, out: Connection) -> None:
-    """Never attach."""
+    """Never attaches."""
     out.send(("asleep", index, os.getpid()))
     while True:
         time.sleep(0.01)
@@ -145,7 +145,7 @@ def stay_attached(scratch_dir: Path, index: int) -> None:
 
 
 class Late:
-    """An argument that takes a child long to load: until a file is there."""
+    """An argument whose unpickling waits until a file exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -172,7 +172,7 @@ def fail_here_or_there(scratch_dir: Path, index: int, there: Path) -> None:
 
 
 def take_over(scratch_dir: Path, index: int, out: Connection) -> None:
-    """Become the coordinator when there is none, and end the others of this name; leave a mark."""
+    """Becomes the coordinator if there is none, and ends the others of this name; leaves a mark."""
     out.send(("waits", index, os.getpid()))
     coordinator = None
     while coordinator is None:

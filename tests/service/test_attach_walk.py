@@ -1,4 +1,4 @@
-"""An attach that recovers: which functions work, and what is mapped, read and decoded once."""
+"""An attach that recovers: the functions it calls, and what is mapped, read and decoded once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DESIGN = (Path(__file__).parents[2] / "docs/design/modules.md").read_text()
 
 @pytest.fixture
 def dead(scratch_dir: Path) -> Path:
-    """A directory whose only process was killed."""
+    """Makes a directory whose only process was killed."""
 
     def body() -> None:
         engine = items.create(scratch_dir)

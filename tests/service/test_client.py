@@ -1,4 +1,4 @@
-"""attach() opens a buffer from any process, related or not, before or after it has a schema."""
+"""attach() opens a buffer from any process, before or after the buffer has a schema."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_arguments_that_are_not_recorded_are_the_callers(scratch_dir: Path) -> N
 
 @pytest.mark.parametrize("written", [False, True])
 def test_a_buffer_with_priorities_takes_any_sampler(scratch_dir: Path, written: bool) -> None:
-    """``written``: whether there is a ring when they attach."""
+    """With ``written``, the ring exists before the samplers attach."""
     with Coordinator(scratch_dir, capacity=8, batch_size=40) as coordinator:
         done = torch.zeros(4, 1, dtype=torch.bool)
         data = TensorDict({"obs": torch.arange(4), ("next", "done"): done}, [4])
@@ -279,7 +279,7 @@ def test_a_dead_directory_is_recovered_on_the_way(scratch_dir: Path) -> None:
 
 
 def test_unrelated_processes_share_one_buffer_by_path(scratch_dir: Path) -> None:
-    """The stranger has arrays, which takes a tenth of the time; those of docs/ have tensors."""
+    """The other process uses arrays, which takes a tenth of the time; docs/ covers tensors."""
     source = (
         "import sys\n"
         "from shmbuffer.numpy import attach\n"
@@ -294,7 +294,7 @@ def test_unrelated_processes_share_one_buffer_by_path(scratch_dir: Path) -> None
             assert stranger.end()[0] == 0
         assert coordinator.buffer[:]["obs"].tolist() == [1, 2, 7]
         drawn = coordinator.buffer.sample(64)["obs"]
-        assert (drawn == 7).float().mean() > 0.8  # it saw the stranger's priority
+        assert (drawn == 7).float().mean() > 0.8  # the priority of the other process is visible
         loaded = TensorDict.load_memmap(scratch_dir)
         assert loaded["obs"][:3].tolist() == [1, 2, 7]
 

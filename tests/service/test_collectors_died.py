@@ -1,4 +1,4 @@
-"""A sample that no collector can satisfy any more says so, in every process."""
+"""A sample that no living collector can satisfy raises an error in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator makes, recovers or takes over a directory, and ends the run."""
+"""A coordinator creates, recovers or takes over a directory, and ends the run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ with Coordinator(sys.argv[1] or None, capacity=8) as coordinator:
 
 
 def steps(count: int) -> TensorDict:
-    """Steps of one trajectory that is still open."""
+    """Makes steps of one trajectory that is still open."""
     done = torch.zeros(count, 1, dtype=torch.bool)
     return TensorDict({"step": torch.arange(count), ("next", "done"): done}, [count])
 
@@ -310,7 +310,7 @@ def test_a_load_is_counted_apart_and_writes_nothing(
         after = coordinator.stats()
         assert (after["inserts"], after["loaded"], after["write_count"]) == (8, 16, 8)
         with attach(scratch_dir) as rb, pytest.raises(RateLimitTimeout, match="no collector"):
-            rb.sample(9, min_size=9, timeout=0)  # who has loaded does not write
+            rb.sample(9, min_size=9, timeout=0)  # the loading process does not write
         coordinator.buffer.extend(steps(1))
         after = coordinator.stats()
         assert (after["inserts"], after["loaded"], after["write_count"]) == (9, 16, 9)
@@ -697,7 +697,7 @@ def test_a_successor_owns_the_temporary_directory_that_it_takes_over() -> None:
         program.kill()
     with Coordinator(scratch_dir, on_existing="recover") as second:
         assert second.stats()["size"] == 3
-        with Coordinator(capacity=8):  # whose janitor leaves it alone
+        with Coordinator(capacity=8):  # its janitor does not remove the directory
             assert scratch_dir.exists()
     assert not scratch_dir.exists()
 

@@ -1,4 +1,4 @@
-"""A program that spawns from where no process can follow is told so, in our words."""
+"""A program that spawns without an importable main module gets an error that explains it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def main():
 
 
 def ends(cwd: Path, *command: str, stdin: str = "") -> tuple[int, str, str]:
-    """Run Python to its end in a directory."""
+    """Runs Python in a directory until it ends."""
     done = subprocess.run(
         [sys.executable, *command],
         check=False,
@@ -82,7 +82,7 @@ def test_a_program_whose_first_spawn_was_refused_runs_once_it_is_corrected(tmp_p
 def test_where_only_the_child_can_know_of_a_missing_guard_it_ends_there(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(f"if __name__ != 'here': print('begun')\n{UNGUARDED}")
     code, out, err = ends(tmp_path, "train.py")
-    # Two children, which make no coordinator and start nobody.
+    # Two children, which neither create a coordinator nor spawn processes.
     assert (code, out.count("begun"), out.count("joined")) == (0, 3, 1), out
     assert err.count("RuntimeError: ") == 2
     for index in range(2):
@@ -150,7 +150,7 @@ def test_a_program_from_standard_input_is_told_to_become_a_file(
 def test_a_target_defined_in_a_notebook_is_told_to_move_to_a_module(
     tmp_path: Path, target: str, more: str, named: str
 ) -> None:
-    """-c has a main module without a file, as the kernel of a notebook and the prompt have."""
+    """Like a notebook kernel and the prompt, -c has a main module without a file."""
     code, out, err = ends(tmp_path, "-c", SPAWNS.format(target=target, more=more))
     assert (code, out) == (1, "")
     assert err.endswith(

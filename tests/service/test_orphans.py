@@ -1,4 +1,4 @@
-"""A script that was killed and is started again: what it had spawned is ended, or adopted."""
+"""A killed script is started again: the processes that it had spawned are ended or adopted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ while True:
 
 @contextmanager
 def orphans(scratch_dir: Path, target: str, n: int, *more: object) -> Iterator[list[int]]:
-    """The processes that a coordinator has spawned and left, by index."""
+    """Yields the pids that a coordinator has spawned and left, by index."""
     pids: list[int] = []
     try:
         with Program.python(SCRIPT, scratch_dir, target, n, *more) as script:
@@ -156,7 +156,7 @@ def test_orphans_are_adopted_by_index_and_replaced_when_they_die(
         wait_until(lambda: gone(old[0]))
         spawned = coordinator.spawn(targets.write, 2, reports.out, orphans="adopt", restart=True)
         assert spawned[1].pid == old[1]
-        assert gone(old[2])  # two stay two
+        assert gone(old[2])  # two processes remain two
         assert reports.next() == ("wrote", 0, spawned[0].pid)
         spawned[1].kill()
         word, index, pid = reports.next()
@@ -236,7 +236,7 @@ def test_a_process_that_is_not_proven_to_be_the_orphan_is_not_hit(
         path.write_text(json.dumps({"name": "mine", "index": 0, **who}) + "\n")
         with path.open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            if another == "pid":  # which has been used again: the orphan itself is dead
+            if another == "pid":  # the pid has been reused: the orphan itself is dead
                 coordinator.spawn(targets.stay, 1, reports.out, name="mine")
             else:
                 with pytest.raises(BufferInUseError, match="in another pid namespace") as caught:

@@ -1,4 +1,4 @@
-"""A coordinator sets what keeps its collectors and learners in step, and changes it meanwhile."""
+"""A coordinator sets the rate limiter of its processes, and changes it at run time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def test_a_limiter_of_numbers_of_numpy_is_set(scratch_dir: Path) -> None:
 
 
 def test_the_next_coordinator_leaves_the_balance_as_it_is(scratch_dir: Path) -> None:
-    limiter = RateLimiter(4, min_size=10)  # left to defaults: read back, it has numbers
+    # with defaults, which are numbers when they are read back
+    limiter = RateLimiter(4, min_size=10)
     with Coordinator(scratch_dir, capacity=64, alpha=None, rate_limiter=limiter):
         with Player(scratch_dir) as player:
             player.done("extend", 0, 11)
@@ -118,7 +119,7 @@ def test_a_call_without_a_change_is_refused(scratch_dir: Path) -> None:
 
 
 def test_a_learner_that_a_coordinator_has_spawned_is_no_collector(scratch_dir: Path) -> None:
-    """The registry calls it one: what it does says more."""
+    """The registry lists it as a collector, but its calls show that it is a learner."""
     with (
         Coordinator(scratch_dir, capacity=64, alpha=None, rate_limiter=LIMITER),
         attach(scratch_dir, role="collector") as learner,

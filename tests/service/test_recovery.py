@@ -1,4 +1,4 @@
-"""recover() makes a directory whole and says what that took."""
+"""recover() repairs a directory and reports what it has done."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ signal.pause()
 
 @pytest.fixture
 def dead_run(scratch_dir: Path) -> Path:
-    """A directory whose only process was killed with two slots claimed."""
+    """Makes a directory whose only process was killed with two claimed slots."""
     with Program.python(KILLED_WITH_A_CLAIM, scratch_dir) as program:
         program.line()
         program.kill()

@@ -1,4 +1,4 @@
-"""Collectors are started, watched, reported, started again; they outlive a killed coordinator."""
+"""Collectors are started, watched, reported and restarted; they outlive a killed coordinator."""
 
 from __future__ import annotations
 
@@ -159,12 +159,12 @@ def test_ctrl_c_ends_everybody_quietly_and_what_is_registered_for_the_end_runs(
         assert program.line() == "ready"
         os.killpg(program.pid, signal.SIGINT)
         code, out, err = program.end()
-    assert (code, err) == (0, "")  # Python was not taken apart, and nobody was killed
+    assert (code, err) == (0, "")  # Python did not crash at its end, and no process was killed
     assert out.count("one line, ") == 2
     assert out.replace("one line, ", "") == "at the end at the end\nTrue []\n"
     with Engine.open(scratch_dir, None) as engine:
         assert engine.report is not None
-        assert engine.report.clients_retired == 0  # they have left
+        assert engine.report.clients_retired == 0  # all of them have left
 
 
 def test_buffered_output_of_a_target_is_written(
@@ -173,7 +173,7 @@ def test_buffered_output_of_a_target_is_written(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # Python would do that to C as well
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # Python would pass that to C as well
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         coordinator.spawn(targets.Writer(tmp_path / "rows"), 1)
         assert coordinator.join(30)
@@ -317,7 +317,7 @@ def test_a_watch_that_fails_keeps_nobody_waiting(
         monkeypatch.undo()
     assert reports.next() == ("unwound", 0, one.pid)
     one.collect(ExitRecord())
-    # pytest keeps these until after the end: a record names the process, frames hold it.
+    # pytest keeps log records until later: a record refers to the process, whose frames hold it.
     caplog.clear()
     cause.with_traceback(None)
 
@@ -368,21 +368,22 @@ def test_collectors_go_on_without_their_coordinator_and_the_next_takes_over(
         first.kill()
     try:
         with Coordinator(scratch_dir, on_existing="recover") as second:
-            assert second.report is None  # the collectors are alive, so there is nothing to recover
+            assert second.report is None  # the collectors are alive, so nothing is recovered
             before = second.stats()["write_count"]
             while second.stats()["write_count"] < before + 20:
-                pass  # they go on
+                pass  # the collectors continue
             assert {client.pid for client in second.clients() if client.role == "collector"} == set(
                 pids
             )
             os.kill(pids[0], signal.SIGKILL)
-            # The first coordinator's own death may have been left for the second one to report.
+            # The second coordinator may have to report the death of the first one.
             while pids[0] not in (death.pid for death in second.deaths):
                 assert second.wait_for_deaths(len(second.deaths) + 1, 30)
             death = next(death for death in second.deaths if death.pid == pids[0])
             assert (death.role, death.exitcode, death.cause) == ("collector", None, "died")
             assert not death.restarted
-        with Engine.open(scratch_dir, None) as engine:  # only what it spawned is stopped in the end
+        # only spawned processes are stopped at the end
+        with Engine.open(scratch_dir, None) as engine:
             before = engine.stats()["write_count"]
             while engine.stats()["write_count"] < before + 20:
                 pass
@@ -431,14 +432,14 @@ def test_sigterm_stops_the_collectors_before_their_temporary_directory_goes() ->
         program.send_signal(signal.SIGTERM)
         code, _, err = program.end()
     assert code == -signal.SIGTERM
-    assert err == ""  # no collector met a directory that was gone
+    assert err == ""  # no collector saw a removed directory
     assert_gone(pids)
     assert not scratch_dir.exists()
 
 
 @pytest.mark.full
 def test_a_handler_of_the_programs_own_decides_what_sigterm_means(scratch_dir: Path) -> None:
-    # No pause(): a signal that comes before it would never end it.
+    # pause() would never return if the signal came just before it.
     handled = "signal.signal(15, lambda *_: done.append(print('handled', flush=True)))"
     waits = "while not done: time.sleep(0.01)\ncoordinator.close()\nprint('closed')"
     source = f"import signal, time\ndone = []\n{handled}{COORDINATOR}{waits}"

@@ -1,4 +1,4 @@
-"""A target by name: its process imports the module of the target alone, and no torch by itself."""
+"""Targets by name: the process imports only the module of the target, and torch only if needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.service.test_main_module import ends
 
 TARGETS = "tests.service.targets"
 
-#: What a collector finds in its process.
+#: Checks what a collector finds in its process.
 COLLECTING = """
 import sys
 
@@ -58,7 +58,7 @@ for number, target in enumerate({targets!r}):
 def program(
     folder: Path, *targets: str, n: int = 1, args: str = "", **modules: str
 ) -> tuple[list[str], str]:
-    """Runs a program that spawns by names, one after another: what all print, and say on stderr."""
+    """Runs a program that spawns targets by name in turn; returns all output and its stderr."""
     for name, text in {"collecting": COLLECTING, **modules}.items():
         (folder / f"{name}.py").write_text(text)
     (folder / "train.py").write_text(PROGRAM.format(targets=targets, n=n, args=args))
@@ -80,9 +80,9 @@ def test_it_gets_the_directory_its_index_and_the_arguments(
 
 
 def test_its_process_has_neither_torch_nor_the_program(tmp_path: Path) -> None:
-    """The program has no guard, and needs none: nobody imports it."""
+    """The program needs no guard, because the spawned process does not import it."""
     targets = ("collecting:collect", "collecting:Holder.collect")
-    # An empty torch: what counts is who has imported it, and the real one takes seconds.
+    # torch is replaced by an empty module, because only the import counts and torch takes seconds.
     said, err = program(tmp_path, *targets, n=2, args=", 'hello'", torch="")
     assert said[0] == "the program is imported"
     assert len(said) == 7
@@ -128,7 +128,7 @@ REFUSED = {
 
 @pytest.mark.full
 def test_a_wrong_name_is_an_error_of_the_caller(tmp_path: Path) -> None:
-    """One program tries them all: what is refused starts nothing, and leaves nothing to join."""
+    """A program tries all wrong names: a refused name starts no process and leaves none to join."""
     (_, *said), err = program(tmp_path, *REFUSED)
     for line, (kind, says) in zip(said, REFUSED.values(), strict=True):
         assert line.startswith(f"{kind} ")
@@ -180,7 +180,7 @@ def test_what_cannot_be_pickled_is_the_callers_error(scratch_dir: Path) -> None:
 
 
 def test_a_name_and_its_function_are_the_same_collectors() -> None:
-    """So that either finds the other's orphans."""
+    """Coordinators of either kind can find the other's orphans."""
     assert names_of(Named(f"{TARGETS}:stay")) == names_of(targets.stay)
 
 
