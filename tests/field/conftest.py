@@ -1,4 +1,4 @@
-"""What the known failures of other projects are tried on: a small buffer in a directory."""
+"""A small buffer in a directory, on which known failures of other projects are tried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def path(fast_path: Path) -> Path:
 
 @pytest.fixture
 def engine(path: Path) -> Iterator[Engine]:
-    """Eight slots, full of the items 0 to 7."""
+    """Makes a buffer of eight slots with the items 0 to 7."""
     with Engine.open(path, SETTINGS) as engine:
         write(engine.define(schema()), range(CAPACITY))
         yield engine

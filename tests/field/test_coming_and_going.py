@@ -1,6 +1,6 @@
-"""Buffers that are opened, joined and removed at the same time, as in reports of other projects.
+"""Buffers that are opened, joined and removed concurrently, as in reports of other projects.
 
-Each test is named after repository and number of a report, and asserts what its writers missed.
+Each test is named after the repository and number of a report, and asserts the expected behaviour.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.memory.rows import (
 
 
 def test_iceoryx2_1718_a_close_of_another_descriptor_keeps_the_lock(engine: Engine) -> None:
-    """A record lock ends with any close of its file in the process, even of a copy (`cp -r`)."""
+    """A record lock ends when any descriptor of its file is closed in the process, even a copy."""
     path = engine.path
     assert path is not None
     for name in files_of(path):
@@ -116,7 +116,7 @@ def test_iceoryx2_1252_a_cleanup_leaves_no_file(path: Path) -> None:
 def test_iceoryx2_1670_a_reader_goes_on_reading_after_the_files_are_removed(
     engine: Engine, ring: Ring
 ) -> None:
-    """Files were truncated before their removal, and a reader of the memory died by SIGBUS."""
+    """Files were truncated before their removal, and a reader of the memory died from SIGBUS."""
 
     def remove(parent: Parent) -> None:
         with Engine.open(engine.path, None) as other:  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_iceoryx2_1650_processes_that_join_at_once_get_places_of_their_own(
 def test_its_7969_iceoryx2_1356_1699_what_is_seen_committed_is_there(
     engine: Engine, ring: Ring
 ) -> None:
-    """Without a barrier a reader saw that a write was done before it saw what was written."""
+    """Without a barrier, a reader saw that a write was complete before it saw the data."""
 
     def keep_writing(parent: Parent) -> None:
         engine.seat.rejoin()

@@ -1,6 +1,6 @@
-"""Locks whose owner died, parked or closed the door behind it, as other projects report them.
+"""Locks whose owner has died or stopped, or has destroyed the lock, as other projects report.
 
-Each test is named after repository and number of a report, and asserts what its writers missed.
+Each test is named after the repository and number of a report, and asserts the expected behaviour.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROUNDS = 30
 def test_heimdal_1090_closing_while_another_writes_keeps_the_lock(
     engine: Engine, ring: Ring
 ) -> None:
-    """LMDB destroyed its shared mutex at the last close of a process: EINVAL for all others."""
+    """LMDB destroyed its shared mutex when a process closed it last: EINVAL for all others."""
 
     def come_and_go(parent: Parent) -> None:
         parent.tell_him()
@@ -60,7 +60,7 @@ def test_heimdal_1090_closing_while_another_writes_keeps_the_lock(
 def test_fapolicyd_413_an_open_client_goes_on_when_all_others_have_closed(
     engine: Engine, ring: Ring
 ) -> None:
-    """The same, seen from a daemon that keeps its handle: it could not write any more."""
+    """After the same bug, a daemon that kept its handle could no longer write."""
     for handle in [Engine.open(engine.path, None) for _ in range(3)]:  # type: ignore[arg-type]
         write(ring_of(handle), [1])
         handle.close()
@@ -73,7 +73,7 @@ def test_fapolicyd_413_an_open_client_goes_on_when_all_others_have_closed(
 def test_cocoindex_2424_an_owner_that_is_parked_is_named(
     engine: Engine, ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An owner that lived, but did not run, blocked every later transaction without a word."""
+    """A living but stopped owner blocked all later transactions without any message."""
     with mutex_held(engine) as owner:
         owner.stop()
         with monkeypatch.context() as patch:
@@ -91,7 +91,7 @@ def test_cocoindex_2424_an_owner_that_is_parked_is_named(
 def test_iceoryx_325_survivors_of_a_killed_process_take_its_lock(
     engine: Engine, ring: Ring
 ) -> None:
-    """A shared mutex of a killed application was locked for ever."""
+    """A shared mutex of a killed application stayed locked forever."""
     for number in range(3):
         with mutex_held(engine) as owner:
             owner.kill()
@@ -104,7 +104,7 @@ def test_iceoryx_325_survivors_of_a_killed_process_take_its_lock(
 def test_iceoryx_2193_2260_the_death_of_an_owner_ends_nobody_else(
     engine: Engine, ring: Ring
 ) -> None:
-    """The daemon ended itself with "owner died", and all applications with it."""
+    """The daemon ended itself with "owner died", and all applications ended with it."""
 
     def wait_for_it(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -123,7 +123,7 @@ def test_iceoryx_2193_2260_the_death_of_an_owner_ends_nobody_else(
 
 @pytest.mark.crash
 def test_birdnet_73_killed_ring_holder(engine: Engine, ring: Ring) -> None:
-    """A worker died with a slot of the ring buffer: nobody else came past it."""
+    """A worker died with a slot of the ring buffer, and no other worker could pass it."""
     with slot_held(engine) as worker:
         worker.kill()
     write(ring, range(8, 16), timeout=5.0)
@@ -134,7 +134,7 @@ def test_birdnet_73_killed_ring_holder(engine: Engine, ring: Ring) -> None:
 def test_lightrag_3413_a_worker_that_dies_in_the_first_initialisation_blocks_nobody(
     path: Path,
 ) -> None:
-    """A lock of multiprocessing has no owner, so nobody gives it back for the dead."""
+    """A lock of multiprocessing has no owner, so no process releases it for a dead one."""
 
     def initialise(parent: Parent) -> None:
         parent.pause_at("create.formatted")
@@ -151,7 +151,7 @@ def test_lightrag_3413_a_worker_that_dies_in_the_first_initialisation_blocks_nob
 def test_loky_360_a_worker_that_dies_while_it_reads_blocks_no_other(
     engine: Engine, ring: Ring
 ) -> None:
-    """Workers of a pool waited for the lock of a queue whose reader was killed."""
+    """Workers of a pool waited for the lock of a queue whose reader had been killed."""
 
     def read(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -168,7 +168,7 @@ def test_loky_360_a_worker_that_dies_while_it_reads_blocks_no_other(
 @pytest.mark.full
 @pytest.mark.crash
 def test_hami_core_248_sixteen_waiters_go_on_at_once(engine: Engine, ring: Ring) -> None:
-    """Sixteen processes waited for a semaphore of a killed one, until they timed out."""
+    """Sixteen processes waited for a killed process's semaphore until they timed out."""
 
     def wait_for_it(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -189,7 +189,7 @@ def test_hami_core_248_sixteen_waiters_go_on_at_once(engine: Engine, ring: Ring)
 def test_coreclr_6015_an_owner_that_dies_in_the_repair_leaves_a_lock_that_can_be_repaired(
     engine: Engine, ring: Ring
 ) -> None:
-    """A C library said that such a lock was lost for good, instead of that its owner had died."""
+    """A C library reported such a lock as unrecoverable rather than as owned by a dead process."""
 
     def repair(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -212,7 +212,7 @@ def test_coreclr_6015_an_owner_that_dies_in_the_repair_leaves_a_lock_that_can_be
 def test_glibc_bz_20973_no_waiter_is_left_asleep_when_owner_after_owner_dies(
     engine: Engine, ring: Ring
 ) -> None:
-    """The wake-up that a dead owner owed was lost between two waiters."""
+    """The wake-up call that a dead owner owed was lost between two waiters."""
 
     def take_it_and_die(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -239,7 +239,7 @@ def test_glibc_bz_20973_no_waiter_is_left_asleep_when_owner_after_owner_dies(
 def test_glibc_bz_20985_a_kill_at_any_instruction_of_an_unlock_blocks_nobody(
     engine: Engine, ring: Ring
 ) -> None:
-    """Between two steps of the unlock a kill left a lock that nobody owned."""
+    """A kill between two steps of the unlock left the lock without an owner."""
 
     def lock_and_unlock(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -260,7 +260,7 @@ def test_glibc_bz_20985_a_kill_at_any_instruction_of_an_unlock_blocks_nobody(
 
 @pytest.mark.parametrize("report", ["realm_core_1429", "yugabyte_db_33482"])
 def test_a_system_without_robust_locks_is_refused_and_not_tried(report: str) -> None:
-    """On Apple systems the lock of a dead process is never free."""
+    """On Apple systems the lock of a dead process is never released."""
     with pytest.raises(UnsupportedPlatformError, match="may not be released when the process"):
         require_platform(lambda: 0)
 
@@ -269,7 +269,7 @@ def test_a_system_without_robust_locks_is_refused_and_not_tried(report: str) -> 
 def test_realm_core_2434_2552_all_who_wait_for_a_file_lock_get_it(
     engine: Engine, path: Path
 ) -> None:
-    """Of several processes that waited for a shared lock only one was woken."""
+    """Only one of several processes that waited for a shared lock was woken."""
 
     def join(parent: Parent) -> None:
         parent.tell_him()

@@ -1,6 +1,6 @@
-"""The living taken for dead and the dead for living, as other projects report it.
+"""Living processes taken for dead ones and dead ones for living, as other projects report.
 
-Each test is named after repository and number of a report, and asserts what its writers missed.
+Each test is named after the repository and number of a report, and asserts the expected behaviour.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ YEAR_S = 365 * 24 * 3600
 
 
 def look_long_silent(engine: Engine) -> None:
-    """As if every client had joined long ago, and had done nothing since."""
+    """Makes every client look as if it had joined long ago and been idle since."""
     for entry, _ in engine.seat.registry.live():
         engine.seat.control.entries["joined_ns"][entry] -= A_LONG_TIME_NS
         engine.seat.control.entries["last_seen_ns"][entry] = 1
@@ -58,7 +58,7 @@ def look_long_silent(engine: Engine) -> None:
 def test_aeron_256_373_374_1599_a_client_that_pauses_is_not_declared_dead(
     engine: Engine, doing: str
 ) -> None:
-    """Collection of garbage, or SIGSTOP, for longer than a timeout ended a living client."""
+    """Garbage collection or SIGSTOP for longer than a timeout ended a living client."""
 
     def attach(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -85,7 +85,7 @@ def test_aeron_256_373_374_1599_a_client_that_pauses_is_not_declared_dead(
 def test_akka_core_20561_a_pause_does_not_make_a_client_a_stranger(
     engine: Engine, ring: Ring
 ) -> None:
-    """A client that had been declared dead while it paused could not take part any more."""
+    """A client that was declared dead during a pause could not take part any more."""
     with slot_held(engine) as client:
         client.stop()
         look_long_silent(engine)
@@ -101,7 +101,7 @@ def test_akka_core_20561_a_pause_does_not_make_a_client_a_stranger(
 def test_chronicle_queue_recovery_timeout_a_slow_writer_is_not_overridden(
     engine: Engine, ring: Ring
 ) -> None:
-    """Another writer took the place after 20 s; the slow one went on and spoilt the file."""
+    """Another writer took the slot after 20 s, and the slow writer then corrupted the file."""
     with slot_held(engine) as slow:
         slow.stop()
         look_long_silent(engine)
@@ -130,7 +130,7 @@ CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 def test_iceoryx2_1660_a_client_in_another_container_is_judged_rightly(
     engine: Engine, ring: Ring
 ) -> None:
-    """Where pids mean something else, the living were found dead and the dead living."""
+    """In another pid namespace, living clients were found dead and dead ones living."""
     with Program.python(HOLDS, engine.path, before=CONTAINER) as container:
         assert int(container.line()) < 10, "pids of its own"
         assert [one.alive for one in engine.clients()] == [True, True]
@@ -145,7 +145,7 @@ def test_iceoryx2_1660_a_client_in_another_container_is_judged_rightly(
 def test_gbrain_2840_the_lock_of_a_living_process_in_a_container_is_not_stolen(
     engine: Engine, path: Path
 ) -> None:
-    """kill(pid, 0) said that nobody had that pid, here."""
+    """kill(pid, 0) found no process with that pid in this container."""
     with Program.python(HOLDS, path, before=CONTAINER) as container:
         container.line()
         engine.close()
@@ -175,7 +175,7 @@ def test_iceoryx2_274_a_process_sees_itself_alive(engine: Engine) -> None:
 def test_frappe_mail_559_killed_workers_do_not_use_up_the_places_of_clients(
     path: Path, ring: Ring
 ) -> None:
-    """Each worker that was killed kept its slot in the table of readers, until there was none."""
+    """Each killed worker kept its slot in the table of readers until no slot was free."""
 
     def open_many(parent: Parent) -> None:
         handles = [Engine.open(path, None) for _ in range(ENTRIES // 8)]
@@ -193,7 +193,7 @@ def test_frappe_mail_559_killed_workers_do_not_use_up_the_places_of_clients(
 def test_atlaspack_594_a_full_table_names_who_is_in_it_and_a_close_makes_room(
     engine: Engine, path: Path
 ) -> None:
-    """MDB_READERS_FULL said neither who the readers were nor what could be done."""
+    """MDB_READERS_FULL neither named the readers nor suggested a remedy."""
     with ExitStack() as stack:
         others = [
             stack.enter_context(Engine.open(path, None, role="learner")) for _ in range(ENTRIES - 1)
@@ -209,7 +209,7 @@ def test_atlaspack_594_a_full_table_names_who_is_in_it_and_a_close_makes_room(
 def test_biggraphite_202_readers_that_were_killed_while_they_read_are_cleared_away(
     engine: Engine, ring: Ring
 ) -> None:
-    """Readers of a pool that was restarted stayed in the table, and kept old data with them."""
+    """Readers of a restarted pool stayed in the table and kept old data."""
 
     def read(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -229,7 +229,7 @@ def test_biggraphite_202_readers_that_were_killed_while_they_read_are_cleared_aw
 def test_filelock_725_735_738_a_lock_file_that_a_dead_host_left_blocks_nobody(
     path: Path, age_s: int
 ) -> None:
-    """What the file said, and its age, decided whether the lock was taken."""
+    """The content and the age of a file decided whether the lock was taken."""
     (path / ".shmbuffer" / "procs").mkdir(parents=True, mode=0o700)
     for directory in (path, path / ".shmbuffer"):
         directory.chmod(0o700)
@@ -246,7 +246,7 @@ def test_filelock_725_735_738_a_lock_file_that_a_dead_host_left_blocks_nobody(
 def test_filelock_6_73_a_network_file_system_gets_no_lock_that_does_not_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On NFS a lock was granted to two processes."""
+    """NFS granted a lock to two processes."""
     monkeypatch.setattr(filesystem, "filesystem_type", lambda fd: 0x6969)
     with pytest.raises(UnsafeFilesystemError, match=r"is on NFS, where .* file locks"):
         Engine.open(path, SETTINGS)
@@ -276,7 +276,7 @@ input()
 def test_systemd_nspawn_two_boot_ids_on_one_machine_are_no_reboot(
     engine: Engine, ring: Ring, path: Path, tmp_path: Path
 ) -> None:
-    """A container that shows a boot id of its own was taken for the dead of another boot."""
+    """A container with its own boot id was taken for a dead client of another boot."""
     shown = tmp_path / "boot_id"
     shown.write_text(str(uuid.UUID(bytes=b"a container's id")) + "\n")
     bind = f'mount --bind {shown} /proc/sys/kernel/random/boot_id && exec "$@"'
@@ -315,7 +315,7 @@ write(ring, [99], timeout=60.0)
 def test_glibc_robust_list_a_waiter_that_dies_gives_nobody_else_s_lock_up(
     engine: Engine, ring: Ring, path: Path
 ) -> None:
-    """The kernel compares numbers of threads, and each container has a thread 1."""
+    """The kernel compares thread numbers, and each container has a thread 1."""
     write(ring, range(4))
     word = np.frombuffer(engine.seat.control.runtime["mutex"], np.uint32)
     with Program.python(LOCKS, path, "holds", before=CONTAINER) as holder:
@@ -329,7 +329,8 @@ def test_glibc_robust_list_a_waiter_that_dies_gives_nobody_else_s_lock_up(
             while not word[0] & FUTEX_WAITERS:
                 pass
             waiter.kill()
-            while len(engine.seat.registry.alive()) > 2:  # the kernel ends the namespace after it
+            # the kernel ends the namespace after its first process
+            while len(engine.seat.registry.alive()) > 2:
                 pass
         assert word[0] == 1 | FUTEX_WAITERS, "nobody has died that held it"
         holder.tell()

@@ -1,6 +1,6 @@
-"""Files that vanish, do not appear, or have no room, as other projects report it.
+"""Files that vanish, do not appear, or run out of space, as other projects report.
 
-Each test is named after repository and number of a report, and asserts what its writers missed.
+Each test is named after the repository and number of a report, and asserts the expected behaviour.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ with Engine.open(place / "buffer", Settings(capacity=8)) as engine:
 
 @needs_root
 def test_ray_14182_16540_16824_a_full_memory_file_system_kills_nobody(fast_path: Path) -> None:
-    """Memory was promised and not there: SIGBUS at the first touch, by any process.
+    """Memory was promised but not available: SIGBUS at the first access by any process.
 
-    Neither where there was too little from the start, nor where others filled the rest later.
+    Space may be missing from the start, or be taken by other processes later.
     """
     with Program.python(FULL_TMPFS, fast_path, before=("unshare", "--mount")) as process:
         assert process.line() == "True"
@@ -71,7 +71,7 @@ def test_ray_14182_16540_16824_a_full_memory_file_system_kills_nobody(fast_path:
 def test_ray_201_a_reader_that_dies_in_the_middle_of_a_read_takes_nothing_along(
     engine: Engine, ring: Ring
 ) -> None:
-    """The store of all workers died with a worker that was getting an object."""
+    """The store of all workers died with a worker that was reading an object."""
 
     def read_and_die(parent: Parent) -> None:
         engine.seat.rejoin()
@@ -89,7 +89,7 @@ def test_ray_201_a_reader_that_dies_in_the_middle_of_a_read_takes_nothing_along(
 def test_pytorch_5040_5247_161910_too_little_room_is_an_error_of_the_one_who_asks(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DataLoader workers died by SIGBUS where /dev/shm was too small for a batch."""
+    """DataLoader workers died from SIGBUS if /dev/shm was too small for a batch."""
     asked: list[int] = []
     allocate = os.posix_fallocate
 
@@ -114,7 +114,7 @@ def test_pytorch_5040_5247_161910_too_little_room_is_an_error_of_the_one_who_ask
 def test_pytorch_176073_176075_the_answer_of_an_allocation_is_what_it_returns(
     fast_path: Path,
 ) -> None:
-    """posix_fallocate returns its error; errno holds another call's, or none."""
+    """posix_fallocate returns its error; errno has the error of another call, or none."""
     source = """
 import resource, sys
 from shmbuffer.errors import SpaceError
@@ -137,7 +137,7 @@ except SpaceError as error:
 def test_vllm_51317_what_a_killed_creator_leaves_is_removed_by_the_next_start(
     tmp_path: Path,
 ) -> None:
-    """Memory as large as the cache leaked with every SIGKILL, and a fixed name blocked the next."""
+    """Every SIGKILL leaked memory as large as the cache; a fixed name blocked the next start."""
     source = """
 import sys
 from shmbuffer.memory import Engine, Settings
@@ -168,7 +168,7 @@ input()
 
 @pytest.mark.full
 def test_cpython_82300_the_first_to_leave_takes_no_memory_from_the_others(engine: Engine) -> None:
-    """A tracker of resources removed shared memory that other processes were using."""
+    """A resource tracker removed shared memory that other processes were using."""
     source = """
 import sys
 from shmbuffer.memory import Engine
@@ -188,7 +188,7 @@ assert "multiprocessing.resource_tracker" not in sys.modules
 @pytest.mark.full
 @pytest.mark.crash
 def test_chronicle_map_515_many_that_recover_at_once_recover_once(path: Path) -> None:
-    """Recovery by several processes at a time damaged the data further."""
+    """Concurrent recovery by several processes damaged the data further."""
 
     def use_and_die(parent: Parent) -> None:
         engine = Engine.open(path, Settings(capacity=8, alpha=1.0))

@@ -1,6 +1,6 @@
-"""Forks that share too much and exits that clean up too much, as other projects report it.
+"""Forks that share too much and exits that clean up too much, as other projects report.
 
-Each test is named after repository and number of a report, and asserts what its writers missed.
+Each test is named after the repository and number of a report, and asserts the expected behaviour.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.memory.rows import Parent, child, contents, require_sound, succeeds, 
 def test_filelock_634_653_a_forked_child_that_ends_releases_no_lock_of_its_parent(
     engine: Engine, path: Path
 ) -> None:
-    """The copy of a lock object that a child had inherited unlocked the file of its parent."""
+    """The copy of a lock object in a child unlocked the parent's file."""
 
     def end(parent: Parent) -> None:
         lock.close()
@@ -70,7 +70,7 @@ input()
 
 @pytest.mark.full
 def test_cpython_83856_114279_the_exit_of_a_forked_child_cleans_nothing_up(tmp_path: Path) -> None:
-    """Functions of atexit run in children of multiprocessing too, since they are said to."""
+    """By design, atexit functions also run in children of multiprocessing."""
     with Program.python(TEMPORARY, TMPDIR=str(tmp_path)) as owner:
         path, items, there = owner.line().split()
         assert (items, there) == ("8", "True")
@@ -84,7 +84,7 @@ def test_cpython_83856_114279_the_exit_of_a_forked_child_cleans_nothing_up(tmp_p
 def test_cpython_84559_a_fork_in_a_threaded_process_leaves_no_lock_held(
     engine: Engine, ring: Ring
 ) -> None:
-    """A lock that another thread held at the fork is held in the child for ever."""
+    """A lock that another thread holds during the fork is held forever in the child."""
     end = threading.Event()
 
     def keep_writing() -> None:
@@ -108,7 +108,7 @@ def test_cpython_84559_a_fork_in_a_threaded_process_leaves_no_lock_held(
 
 
 def test_filelock_634_a_child_forked_while_anonymous_memory_is_joined_keeps_no_lock() -> None:
-    """In our own second backing file, the child must not hold what its parent gave back."""
+    """In the second backing file, the child must not hold the lock that its parent released."""
     with Engine.anonymous(SETTINGS) as engine:
         backing = engine.seat.backing
         assert isinstance(backing, Anonymous)
@@ -125,7 +125,7 @@ def test_filelock_634_a_child_forked_while_anonymous_memory_is_joined_keeps_no_l
 
 @pytest.mark.crash
 def test_filelock_634_a_child_forked_while_its_parent_joins_does_not_outlive_it_as_a_lock() -> None:
-    """The parent is killed while it holds the lock, and its child lives on."""
+    """The parent is killed while it holds the lock, and its child survives."""
     with Engine.anonymous(SETTINGS) as engine:
         backing = engine.seat.backing
         assert isinstance(backing, Anonymous)

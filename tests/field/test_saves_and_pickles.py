@@ -1,6 +1,6 @@
-"""Saves that do not come back and files that run code, as other projects report it.
+"""Saves that do not load and files that run code, as other projects report.
 
-Each test is named after repository and number of a report, and asserts what its writers missed.
+Each test is named after the repository and number of a report, and asserts the expected behaviour.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.memory.rows import Parent, child
 
 
 def filled(path: Path, count: int = 8) -> TensorDictPrioritizedReplayBuffer:
-    """Items 0 to 7, of which the last has all the priority."""
+    """Makes a buffer with items 0 to 7, of which the last one has all the priority."""
     rb = TensorDictPrioritizedReplayBuffer(
         alpha=1.0,
         beta=1.0,
@@ -38,7 +38,7 @@ def step(numbers: range) -> TensorDict:
 
 
 def test_reverb_147_a_save_that_was_taken_while_others_wrote_is_loaded(tmp_path: Path) -> None:
-    """Loading a checkpoint never ended."""
+    """Loading the checkpoint never ended."""
 
     def keep_writing(parent: Parent) -> None:
         writer = attach(tmp_path / "live")
@@ -61,7 +61,7 @@ def test_reverb_147_a_save_that_was_taken_while_others_wrote_is_loaded(tmp_path:
 
 
 def test_reverb_14_what_was_saved_is_what_is_restored(tmp_path: Path) -> None:
-    """Items came back without the table's state, or not at all."""
+    """Items were restored without the table's state, or not at all."""
     rb = filled(tmp_path / "live")
     rb.dumps(tmp_path / "saved")
     rb.empty()
@@ -72,7 +72,7 @@ def test_reverb_14_what_was_saved_is_what_is_restored(tmp_path: Path) -> None:
 
 
 def test_reverb_118_after_a_restore_the_same_is_sampled(tmp_path: Path) -> None:
-    """A sampler that was restored knew nothing of the priorities that its items had."""
+    """A restored sampler did not know the priorities of its items."""
     rb = filled(tmp_path / "live")
     rb.dumps(tmp_path / "saved")
     again = filled(tmp_path / "restored", 0)
@@ -85,7 +85,7 @@ def test_reverb_118_after_a_restore_the_same_is_sampled(tmp_path: Path) -> None:
 
 @pytest.mark.crash
 def test_rl_3463_an_item_sampled_during_an_extend_is_of_one_write(tmp_path: Path) -> None:
-    """Rows that a learner drew were half of the old item and half of the new one."""
+    """Rows that a learner drew were half old item and half new item."""
     path = tmp_path / "live"
     rb = filled(path)
 
@@ -106,7 +106,7 @@ def test_rl_3463_an_item_sampled_during_an_extend_is_of_one_write(tmp_path: Path
 
 
 class Marker:
-    """A pickle of it makes a directory when it is loaded."""
+    """An object whose pickle makes a directory when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -120,7 +120,7 @@ class Marker:
 def test_a_file_that_runs_code_when_it_is_loaded_is_loaded_by_nobody(
     tmp_path: Path, report: str
 ) -> None:
-    """`torch.load(weights_only=True)` ran code of the file: in pickles, and in their archives."""
+    """`torch.load(weights_only=True)` ran code from pickles and from archives of them."""
     live, saved, ran = tmp_path / "live", tmp_path / "saved", tmp_path / "ran"
     rb = filled(live)
     rb.dumps(saved)
