@@ -1,1 +1,1 @@
-"""The documentation is true: what it shows runs, what it names is there."""
+"""The documentation is correct: its examples run, and the files and tests that it names exist."""

@@ -1,4 +1,4 @@
-"""The code blocks of a Markdown page, as the tests run them.
+"""Reads the code blocks of a Markdown page, as the tests run them.
 
     ```python                     runs; the blocks of a page share one namespace
     ```python title="learn.py"    is written to that file, for a command of the page to run
@@ -6,9 +6,9 @@
     ```bash                       runs in bash
     ```text                       what the Python block before it prints
 
-What is printed is compared as doctest does it: "..." stands for anything, and white space is white
-space. Blocks without a language, and of any other, are for readers only; so is a block behind a
-line ``<!-- not run: the reason -->``.
+Output is compared as doctest compares it: "..." matches anything, and all white space is equal.
+Blocks without a language or with another one are not run, nor are blocks after a line ``<!-- not
+run: the reason -->``.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ RUNS = ("python", "console", "bash")
 
 @dataclass(frozen=True)
 class Block:
-    """One block.
+    """A code block of a page.
 
     Attributes:
-        page: the file below the root of the repository.
-        line: of its first line of code, counted from 1.
-        language: what stands behind the fence.
-        title: the name of the file that it is, if it is one.
-        code: its lines.
-        not_run: the reason why it is not run, if there is one.
-        prints: what stands in the ``text`` block that belongs to it.
+        page: path of the file relative to the root of the repository.
+        line: number of its first line of code, counted from 1.
+        language: the language after the fence.
+        title: name of the file that the block is written to, if any.
+        code: the lines of the block.
+        not_run: the reason why the block is not run, if any.
+        prints: content of the ``text`` block that belongs to it.
     """
 
     page: str
@@ -48,7 +48,7 @@ class Block:
 
     @property
     def commands(self) -> list[tuple[int, str, str]]:
-        """Line, command and output of each command of a ``console`` block."""
+        """Returns line, command and output of each command in a ``console`` block."""
         found: list[tuple[int, str, str]] = []
         for number, line in enumerate(self.code.splitlines(keepends=True), self.line):
             if line.startswith("$ "):
@@ -65,13 +65,16 @@ class Block:
 
 
 def pages() -> list[str]:
-    """Every page of the documentation, below the root of the repository."""
+    """Returns every page of the documentation, relative to the root of the repository."""
     docs = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md"))
     return ["README.md", "benchmarks/README.md", *docs]
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The blocks of a page in their order; a ``text`` block is part of the block that prints it."""
+    """Returns the blocks of a page in order.
+
+    A ``text`` block is part of the block that prints it.
+    """
     found: list[Block] = []
     lines = (ROOT / page).read_text().splitlines(keepends=True)
     number, last = 0, ""
@@ -105,7 +108,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def _printing(found: list[Block], text: Block) -> Block:
-    """The block before, with what it prints; it is taken out of ``found``."""
+    """Removes the last block from ``found`` and returns it with its output."""
     if not found or found[-1].language != "python" or found[-1].title or found[-1].prints:
         raise ValueError(f"{text.page}:{text.line}: nothing before this text prints it")
     before = found.pop()

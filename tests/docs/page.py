@@ -1,10 +1,10 @@
-"""Runs pages of the documentation as a reader would, each in a process and a directory of its own.
+"""Runs documentation pages as a reader would, each in its own process and directory.
 
-``python -m tests.docs.page`` imports what every page imports, then reads requests, one JSON object
-a line, ``{"page": ..., "directory": ..., "again": ...}``: a fork of it runs that page, which saves
-its import of torch; other forks of it run the scripts that the page starts (see `warm`). It answers
-with the exit status of each page; what the page printed is in ``page.log`` beside its directory. A
-page that runs again, in the same directory, may print something else than it shows.
+``python -m tests.docs.page`` imports what every page imports and then reads requests. A request is
+a line with a JSON object, ``{"page": ..., "directory": ..., "again": ...}``. A fork runs the page,
+which saves its import of torch, and other forks run the scripts that the page starts (see `warm`).
+The answer is the exit status of the page. The output of the page is in ``page.log`` beside its
+directory. A page that runs again in the same directory may print something else than it shows.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from pathlib import Path
 from tests.docs import warm
 from tests.docs.blocks import ROOT, Block, blocks_of
 
-PATIENCE_S = 100.0  # with one command
-LONGEST_S = 200  # of a page; then it is ended, and its caller gets a signal
+PATIENCE_S = 100.0  # for one command
+LONGEST_S = 200  # for a page; then it is ended, and its caller gets a signal
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 class WrongPageError(Exception):
-    """A page says what is not so."""
+    """A page contains a wrong statement."""
 
 
 class Shell:
-    """A bash that keeps its directory, variables and jobs from command to command.
+    """A bash that keeps its directory, variables and jobs between commands.
 
-    What a command prints goes to a file of its own, so that what runs in the background does not
-    talk into the output of others.
+    The output of each command goes to a file of its own, so that background commands do not write
+    into the output of others.
     """
 
     def __init__(self, beside: Path) -> None:
@@ -47,12 +47,12 @@ class Shell:
         self._bash = subprocess.Popen(["bash", "--norc"], stdin=subprocess.PIPE, text=True)
 
     def run(self, where: str, command: str, printed: str | None) -> None:
-        """Run a command; compare what it prints, unless ``printed`` is None.
+        """Runs a command; compares its output, unless ``printed`` is None.
 
-        One that ends in ``&`` goes on, and has to print that at some time.
+        A command that ends in ``&`` continues in the background and must print the output later.
 
         Raises:
-            WrongPageError: it fails, prints something else, or does not come to an end.
+            WrongPageError: the command fails, prints something else, or does not end.
         """
         self._count += 1
         output, status = (self._beside / f"command-{self._count}.{end}" for end in ("out", "rc"))
@@ -78,7 +78,7 @@ class Shell:
         raise WrongPageError(f"{where}: waited {PATIENCE_S} s: {command}\n{got}")
 
     def close(self) -> None:
-        """End bash; what it left in the background is the caller's to end."""
+        """Ends bash; the caller ends its background processes."""
         self._bash.kill()
         assert self._bash.stdin is not None
         self._bash.stdin.close()
@@ -86,17 +86,17 @@ class Shell:
 
 
 def run(page: str, beside: Path, *, again: bool = False) -> None:
-    """Run every block of a page that runs, in the working directory of this process.
+    """Runs every block of a page that is meant to run, in this process's working directory.
 
-    What the blocks print is compared with the page, except if they run ``again``.
+    The output of the blocks is compared with the page, unless they run ``again``.
 
     Raises:
-        WrongPageError: something is not as the page says.
-        Exception: what a block raises; its traceback has the lines of the page.
+        WrongPageError: the page is wrong.
+        Exception: raised by a block; its traceback has the lines of the page.
     """
     space = types.ModuleType("__main__")
-    sys.modules["__main__"] = space  # what the blocks define is defined there
-    sys.path.insert(0, os.getcwd())  # as for a script: files that the page shows can be imported
+    sys.modules["__main__"] = space  # the blocks define their names there
+    sys.path.insert(0, os.getcwd())  # as for a script, so that files from the page can be imported
     with contextlib.closing(Shell(beside)) as shell:
         for block in blocks_of(page):
             where = f"{page}:{block.line}"
@@ -115,7 +115,7 @@ def run(page: str, beside: Path, *, again: bool = False) -> None:
 
 
 def _run_python(block: Block, where: str, space: types.ModuleType, *, compare: bool) -> None:
-    # With the lines above it, so that a traceback shows the line of the page.
+    # Empty lines above the code let a traceback show the line of the page.
     source = "\n" * (block.line - 1) + block.code
     got = io.StringIO()
     with contextlib.redirect_stdout(got):
@@ -135,7 +135,7 @@ def _difference(wanted: str, got: str) -> str:
 
 
 def _become_a_page(page: str, directory: Path, *, again: bool) -> None:
-    """In the fork: a session of its own, no input, output to the log."""
+    """Prepares the fork: a new session, no input, and output to the log."""
     os.setsid()
     with open(os.devnull) as nothing, open(directory.parent / "page.log", "w") as log:
         for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
@@ -152,12 +152,12 @@ def _become_a_page(page: str, directory: Path, *, again: bool) -> None:
 
 
 def main() -> None:
-    """Serve until the end of the input; in a fork, be one page and end as any program does."""
+    """Serves requests until the input ends; a fork runs one page and then exits normally."""
     import shmbuffer
 
     for name in ("Coordinator", "attach", "TensorDictPrioritizedReplayBuffer"):
         getattr(shmbuffer, name)
-    gc.freeze()  # a page collects its own garbage
+    gc.freeze()  # a page collects its own garbage only
     while line := sys.stdin.readline():
         request = json.loads(line)
         pid = os.fork()
@@ -166,7 +166,7 @@ def main() -> None:
             return
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # what it left in the background
+            os.killpg(pid, signal.SIGKILL)  # background processes of the page
         print(status, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Every code block of README.md and docs/ runs, and prints what stands there."""
+"""Every code block of README.md and docs/ runs and prints the output shown below it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.programs import environment
 BLOCKS = {page: blocks_of(page) for page in pages()}
 RUNNING = [page for page, blocks in BLOCKS.items() if any(b.language in RUNS for b in blocks)]
 
-# What may stand in a page without being run, and why.
+# Code that is not run, with the reason.
 NOT_RUN = {
     (
         "docs/guides/a-whole-program.md",
@@ -38,7 +38,7 @@ NOT_RUN = {
     ("docs/torchrl.md", "needs TorchRL, and scripts/compat runs it"),
 }
 
-# What a page shows needs this package, which not every environment of the tests has.
+# Pages that need a package which some test environments lack.
 NEEDS = {
     "docs/guides/cleanrl.md": "gymnasium",
     "docs/guides/from-sb3-and-reverb.md": "gymnasium",
@@ -50,7 +50,7 @@ NEEDS = {
     "docs/recipes.md": "stable_baselines3",
 }
 
-# Each runs for seconds what tests of other folders run, too.
+# Pages that run for seconds and repeat what other tests run.
 IN_FULL = (
     "docs/first-hour.md",
     "docs/guides/after-a-crash.md",
@@ -65,10 +65,10 @@ IN_FULL = (
     "docs/recipes.md",
 )
 
-# Else Ray reports what is used, leaves a token in the user's home, and starts workers late.
+# Otherwise Ray reports usage, leaves a token in the user's home, and starts workers late.
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_TOKEN": secrets.token_hex(16), **PATIENT}
 
-# Else each model leaves a directory among the temporary ones.
+# Otherwise each model leaves a temporary directory.
 SB3 = {"SB3_LOGDIR": "logs"}
 
 Run = Callable[[str, bool], str]
@@ -76,7 +76,7 @@ Run = Callable[[str, bool], str]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported torch, and runs pages; its commands are those of this tree."""
+    """Runs a process that has imported torch and runs pages with the commands of this tree."""
     commands = tmp_path_factory.mktemp("commands")
     for name, arguments in (
         ("python", f'-SE "{warm.__file__}" "$PAGE"'),
@@ -97,7 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
 
 @pytest.fixture
 def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
-    """Runs a page in a directory of its own and returns what its Python blocks printed."""
+    """Runs a page in its own directory and returns the output of its Python blocks."""
     directory = tmp_path / "directory"
     directory.mkdir()
 
@@ -108,7 +108,7 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
         print(json.dumps(request), file=server.stdin, flush=True)
         status = server.stdout.readline()
         printed = (tmp_path / "page.log").read_text()
-        shutil.rmtree(Path(tempfile.gettempdir()) / "ray", ignore_errors=True)  # its logs
+        shutil.rmtree(Path(tempfile.gettempdir()) / "ray", ignore_errors=True)  # the logs of Ray
         assert status == "0\n", printed
         return printed
 
@@ -129,7 +129,7 @@ def test_the_blocks_of_a_page_run_in_their_order_and_once_more(run: Run, page: s
 
 
 def test_a_program_that_spawns_asks_for_its_name() -> None:
-    """A reader saves the block in a file, which the spawned processes import."""
+    """A reader saves the block in a file that the spawned processes import."""
     unguarded = [
         (page, block.line)
         for page, blocks in BLOCKS.items()
@@ -150,7 +150,7 @@ def test_a_block_that_does_not_run_has_one_of_few_reasons() -> None:
 
 
 def test_a_block_that_looks_like_a_program_has_its_language() -> None:
-    """One without a language would not run, and nobody would notice."""
+    """A block without a language would not run, and the mistake would go unnoticed."""
     unnamed = [
         (page, block.line)
         for page, blocks in BLOCKS.items()

@@ -1,4 +1,4 @@
-"""A page that says what is not so is found out, at the line that says it."""
+"""A wrong page is reported with the line of the mistake."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ test -d .
 
 
 def run(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """Run a page as the server's forks do, in a process of its own and without the imports."""
+    """Runs a page as the server's forks do, in its own process and without the imports."""
     (tmp_path / "page.md").write_text(text)
     (tmp_path / "empty").mkdir()
     program = "import sys; from tests.docs.page import *; run(sys.argv[1], Path(sys.argv[2]))"

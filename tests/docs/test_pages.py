@@ -1,4 +1,4 @@
-"""What the pages name is there: files, tests; and the first screen has what a reader needs."""
+"""The files and tests that pages name exist, and the first screen has what a reader needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_heading_that_is_linked_is_there(page: str) -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """What the headings of a page are called in a link."""
+    """Returns the anchors of the headings of a page."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\s-]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -106,12 +106,12 @@ def test_the_navigation_has_every_page() -> None:
 
 GLOSSARY = (ROOT / "docs/glossary.md").read_text()
 WIDEST = 76
-"""Columns of a block that the site shows without cutting them off."""
+"""Width in columns of a block that the site shows without cutting it off."""
 
 
 @pytest.mark.parametrize("page", pages())
 def test_code_is_not_wider_than_the_site_shows(page: str) -> None:
-    """A block without a language is a tree, a drawing or a header of measurements: those may be."""
+    """Blocks without a language are trees, drawings or headers, which may be wider."""
     wide = [
         (block.line + number, line)
         for block in blocks_of(page)
@@ -123,7 +123,7 @@ def test_code_is_not_wider_than_the_site_shows(page: str) -> None:
 
 
 def test_examples_of_docstrings_are_not_wider_than_the_site_shows() -> None:
-    """Any example: a public class shows those of its methods, and of the methods it inherits."""
+    """Checks any example, because a public class shows those of its inherited methods."""
     wide = [
         (str(path.relative_to(ROOT)), example.source)
         for path in sorted((ROOT / "shmbuffer").rglob("*.py"))
@@ -166,7 +166,7 @@ def _is_function(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
 
 @pytest.mark.parametrize("page", [*pages(), "CHANGELOG.md"])
 def test_a_list_and_a_table_begin_behind_an_empty_line(page: str) -> None:
-    """Elsewhere they begin without; in the site they would be part of the paragraph before."""
+    """Other renderers accept them without; the site would join them to the paragraph above."""
     text = re.sub(r"^```.*?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
     lines = text.splitlines()
     joined = [
@@ -207,7 +207,7 @@ def test_every_crash_point_is_in_the_crash_matrix() -> None:
 
 
 def _points_of(row: str, points: list[str]) -> list[str]:
-    """The points that the first cell of a row names: one, all with a prefix, or a range."""
+    """Returns the points in the first cell of a row: one, all with a prefix, or a range."""
     found: list[str] = []
     for first, last in re.findall(r"`([\w.*]+)`(?: \.\. `([\w.]+)`)?", row):
         prefix = first.partition(".")[0] + "."
@@ -221,7 +221,7 @@ def _points_of(row: str, points: list[str]) -> list[str]:
 
 
 def test_the_changelog_says_what_the_first_version_does() -> None:
-    """No version was released before it, so it lists no fixes and no changes."""
+    """There was no earlier release, so it lists no fixes and no changes."""
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["0.1.0"]
     assert not re.search(r"^#+ (?:Fixed|Changed|Unreleased)", text, re.MULTILINE)

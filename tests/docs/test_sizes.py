@@ -1,4 +1,4 @@
-"""The figures of the sizing page: those in its text are the layout's, as those in its code are."""
+"""The numbers in the text and code of the sizing page match the layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPACITY = 1_000_000
 
 
 def overhead(schema: Schema) -> str:
-    """Bytes beside the payload of an item."""
+    """Returns the overhead of an item in bytes, as text."""
     return f"{schema.sections['bytes'] / CAPACITY:.1f}"
 
 

@@ -1,4 +1,4 @@
-"""A script that runs in a fork is run, ended and killed as one that Python starts."""
+"""A script that runs in a fork runs, ends and is killed like one that Python starts."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def test_what_stands_for_it_is_killed_with_it_and_it_with_that(
             assert script.stdout is not None
             pid = int(script.stdout.readline())
             os.kill(pid if end == "the script" else script.pid, signal.SIGKILL)
-            assert script.stdout.read() == ""  # nobody has it open any more
+            assert script.stdout.read() == ""  # no process has the pipe open any more
         assert script.returncode == -signal.SIGKILL

@@ -1,8 +1,8 @@
-"""Runs the scripts of a page in forks of its process, which has imported torch: that takes seconds.
+"""Runs scripts of a page in forks of a process that has imported torch, which saves seconds.
 
-``python -SE tests/docs/warm.py ADDRESS script.py ARGUMENT...`` stands for such a script: it hands
-over its descriptors, directory and environment, passes on signals, and ends as the script does. If
-it is killed, so is the script.
+``python -SE tests/docs/warm.py ADDRESS script.py ARGUMENT...`` takes the place of such a script. It
+passes on its descriptors, directory, environment and signals, and ends as the script does. If it is
+killed, the script is killed, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def listen(address: str) -> socket.socket:
-    """Where scripts ask to be run: a name that lies in no directory."""
+    """Returns a socket for requests, with a name outside the file system."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(f"\0{address}")
     listening.listen()
@@ -27,7 +27,7 @@ def listen(address: str) -> socket.socket:
 
 
 def serve(listening: socket.socket) -> None:
-    """Fork for each script that is asked for; return in the forks alone, once each has been run."""
+    """Forks for each requested script; returns only in the forks, after each script has run."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         asking, _ = listening.accept()
@@ -40,7 +40,7 @@ def serve(listening: socket.socket) -> None:
 
 
 def _answer(asking: socket.socket) -> None:
-    """Watch a script until its end; return in the fork that has been the script."""
+    """Watches a script until its end; returns in the fork that has run the script."""
     text, descriptors, _, _ = socket.recv_fds(asking, 2**20, 3)
     script = os.fork()
     if script == 0:
@@ -65,7 +65,7 @@ def _answer(asking: socket.socket) -> None:
 
 
 def _become(arguments: list[str], directory: str, environment: dict[str, str]) -> None:
-    """Run a script as Python does; each draws its own random numbers."""
+    """Runs a script as Python does, with its own random numbers."""
     import multiprocessing.process
     import random
     import runpy
@@ -85,7 +85,7 @@ def _become(arguments: list[str], directory: str, environment: dict[str, str]) -
 
 
 def ask(address: str, arguments: list[str]) -> int:
-    """Have a script run; its exit status, negative for a signal."""
+    """Requests a script; returns its exit status, negative for a signal."""
     asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asking.connect(f"\0{address}")
     for number in PASSED_ON:
@@ -100,7 +100,7 @@ def ask(address: str, arguments: list[str]) -> int:
 
 
 def main() -> None:
-    """Stand for a script; one that looks at what is imported runs by itself."""
+    """Stands in for a script; runs it directly if it inspects the imported modules."""
     with open(sys.argv[2]) as script:
         looks = "sys.modules" in script.read()
     if looks:
