@@ -174,7 +174,7 @@ def _default_in_words(value: Any) -> str:
 
 
 def introduced(cls: type) -> Iterator[tuple[str, str, Any]]:
-    """Yields the public attributes of a TorchRL class as (class that introduced it, name, value)."""
+    """Yields the public attributes of a TorchRL class as (introducing class, name, value)."""
     family = mro(cls)
     generated = dir(Plain) if issubclass(cls, TensorClass) else []  # every tensorclass has these
     for name in dir(cls):
