@@ -1,4 +1,4 @@
-"""Directories as a run leaves them, to be looked at from the command line."""
+"""Directories in the state in which a run leaves them, for tests of the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ signal.pause()
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Path:
-    """Three items, and everybody left in good order."""
+    """Makes a buffer with three items that all clients have left cleanly."""
     path = tmp_path / "closed"
     with items.create(path, 8) as engine:
         items.write(engine, [1, 2, 3])
@@ -34,7 +34,7 @@ def closed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dead(tmp_path: Path) -> Path:
-    """Three items, and the only process was killed with two slots claimed."""
+    """Makes a buffer with three items whose only process was killed with two claimed slots."""
     path = tmp_path / "dead"
     with Program.python(KILLED_WITH_A_CLAIM, path) as program:
         program.line()
@@ -43,7 +43,7 @@ def dead(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def loads_no_torch() -> Callable[..., None]:
-    """Runs a verb in a process of its own and looks what it has imported."""
+    """Runs a verb in a process of its own and checks which modules it has imported."""
 
     def look(*argv: object) -> None:
         source = (

@@ -1,4 +1,4 @@
-"""What lies in a directory, to see that nothing was changed."""
+"""Reads the contents of a directory, to check that a verb changed nothing."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Every file and its bytes."""
+    """Returns every file with its bytes."""
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}

@@ -1,4 +1,4 @@
-"""``check`` says whether a buffer is whole, and changes nothing."""
+"""``check`` reports whether a buffer is intact, and changes nothing."""
 
 from __future__ import annotations
 

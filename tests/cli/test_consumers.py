@@ -1,4 +1,4 @@
-"""shmbuffer consumers: who they are, how far, who holds what; and one is removed."""
+"""``consumers`` lists consumers with their progress and leases, and removes them."""
 
 from __future__ import annotations
 

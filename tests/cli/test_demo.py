@@ -1,4 +1,4 @@
-"""``demo``: what it asks for, what it shows, and how it ends. The run itself: tests/examples."""
+"""``demo``: its requirements, output and exit codes. The run itself is in tests/examples."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OUTCOME = Outcome(
 
 @pytest.fixture
 def outcome(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """What the run is to come to, in place of a real one; pictures go to a place of their own."""
+    """Replaces the run by one with a given outcome; pictures go to the folder of the test."""
     monkeypatch.chdir(tmp_path)
 
     def come_to(outcome: Outcome) -> None:
@@ -203,7 +203,7 @@ def test_without_gymnasium_it_says_what_to_install(
 
 @pytest.fixture
 def nodes_come_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """What a run over nodes is to come to, in place of a real one."""
+    """Replaces the run over nodes by one with a given outcome."""
     pytest.importorskip("ray")
     from shmbuffer.examples.nodes import Kill, NodesOutcome, NodesTrial
 

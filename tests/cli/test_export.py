@@ -1,4 +1,4 @@
-"""``export`` writes the items for other programs, the oldest first, of a living or dead buffer."""
+"""``export`` writes the items of a live or dead buffer for other programs, oldest first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def items(first: int, count: int) -> TensorDict:
 
 @pytest.fixture
 def buffer(tmp_path: Path) -> TensorDictPrioritizedReplayBuffer:
-    """Items 4 to 11: those before were written over."""
+    """Makes a buffer with items 4 to 11; the earlier ones were overwritten."""
     storage = LazyMemmapStorage(8, scratch_dir=tmp_path / "buffer", shared_init=True)
     rb = TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, storage=storage)
     rb.extend(items(0, 5))

@@ -1,4 +1,4 @@
-"""What `top`, `inspect` and `ps` say of flow control."""
+"""The output of `top`, `inspect` and `ps` about flow control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.service import items
 
 
 def lines(capsys: pytest.CaptureFixture[str], verb: str, path: Path) -> dict[str, str]:
-    """The pairs of the first table, by name."""
+    """Returns the pairs of the first table, by name."""
     assert main([verb, str(path), *(["--once"] if verb == "top" else [])]) == 0
     words = [line.strip().split("  ", maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     return {pair[0]: pair[1].lstrip() for pair in reversed(words) if len(pair) == 2}

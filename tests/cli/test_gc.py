@@ -1,4 +1,4 @@
-"""``gc`` removes what killed processes left in the folder for temporary files, and nothing else."""
+"""``gc`` removes what killed processes left in the temporary folder, and nothing else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ signal.pause()
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files go."""
+    """Makes the folder for temporary files."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     return tmp_path

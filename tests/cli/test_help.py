@@ -1,4 +1,4 @@
-"""Every verb says what it does, shows an example and lists its exit codes; errors are sentences."""
+"""Every verb explains itself, shows an example and lists its exit codes; errors are sentences."""
 
 from __future__ import annotations
 

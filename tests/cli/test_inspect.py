@@ -1,4 +1,4 @@
-"""``inspect`` says what is in there, of a live or a dead directory, and changes nothing."""
+"""``inspect`` reports the contents of a live or dead directory, and changes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_dead_one(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(dead)]) == 0
     text = capsys.readouterr().out
     assert "not in use (1 client died; the next process will recover it)" in text
-    assert "2 slots, from ticket 3" in text  # what its claim was at
+    assert "2 slots, from ticket 3" in text  # the position of its claim
     assert contents(dead) == before
 
 

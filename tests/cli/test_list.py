@@ -1,4 +1,4 @@
-"""``list`` finds the buffers below a directory, whatever state they are in, and changes nothing."""
+"""``list`` finds the buffers below a directory in any state, and changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.service import items
 
 @pytest.fixture
 def several(tmp_path: Path, closed: Path, dead: Path) -> Path:
-    """A closed one, a dead one, one with a damaged control file, and what is none."""
+    """Makes a closed buffer, a dead one, one with a damaged control file, and other files."""
     foreign = tmp_path / "runs" / "foreign"
     shutil.copytree(closed, foreign)
     (foreign / ".shmbuffer" / "control").write_bytes(b"x" * 143360)

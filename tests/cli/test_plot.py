@@ -1,4 +1,4 @@
-"""``plot`` draws what was and what is, of a living, a dead, an empty buffer, and what is wrong."""
+"""``plot`` draws the history and state of a live, dead or empty buffer, and its problems."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def panel(figure: Any, name: str) -> Any:
 
 
 def lines(axes: Any) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
-    """What the labelled lines of a panel show."""
+    """Returns the data of the labelled lines of a panel."""
     return {
         line.get_label(): np.asarray(line.get_ydata(), np.float64)
         for line in axes.get_lines()
@@ -114,7 +114,7 @@ def headline(figure: Any) -> str:
 
 
 def require_apart(figure: Any) -> None:
-    """No two texts of the head, titles, legends and labels lie on each other."""
+    """Checks that no two texts of the header, titles, legends and labels overlap."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
@@ -154,12 +154,12 @@ def require_apart(figure: Any) -> None:
 def _overlap(one: Any, other: Any) -> bool:
     wide = min(one.x1, other.x1) - max(one.x0, other.x0)
     high = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return bool(wide > -3 and high > 1)  # side by side they need a gap
+    return bool(wide > -3 and high > 1)  # side by side, texts need a gap
 
 
 @pytest.fixture
 def run() -> BufferState:
-    """Two minutes of two collectors, of which one died twice, around a recovery."""
+    """Makes two minutes of two collectors, one of which died twice, around a recovery."""
     happened = [
         event(EventKind.JOINED, 0, incarnation=1, pid=10, role="coordinator"),
         event(EventKind.JOINED, 1, incarnation=2, pid=11, name="collect-0"),
@@ -199,7 +199,7 @@ def test_rates_are_drawn_with_what_happened(run: BufferState) -> None:
     assert len(rates["recovered (1)"]) == 1
     for name in ("rates", "items", "ratio", "age", "losses", "priorities", "clients"):
         spans = [patch for patch in panel(figure, name).patches if patch.get_alpha() == 0.25]
-        assert len(spans) == 1, name  # nobody recorded for 30 s
+        assert len(spans) == 1, name  # no process recorded for 30 s
 
 
 def test_the_panels_over_time_say_what_the_counters_say(run: BufferState) -> None:
@@ -308,7 +308,7 @@ def test_without_items_or_priorities_the_panels_say_so() -> None:
 
 @pytest.fixture(scope="module")
 def living(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A buffer that others use; the tests only look at it, or at a copy."""
+    """Makes a buffer that is in use; the tests only read it or a copy."""
     path = tmp_path_factory.mktemp("plot") / "run $x$" / "living"
     with (
         Coordinator(path, capacity=64),
@@ -338,8 +338,8 @@ def test_a_living_buffer_is_drawn(
     picture = tmp_path / f"report.{suffix}"
     before = contents(living).keys()
     with Directory.open(living) as directory, Files(directory).lock(5.0):
-        assert main(["plot", str(living), "-o", str(picture)]) == 0  # which takes no lock
-    said = capsys.readouterr().out  # on a busy machine also that the coordinator is late
+        assert main(["plot", str(living), "-o", str(picture)]) == 0  # plot takes no lock
+    said = capsys.readouterr().out  # on a busy machine the coordinator may be late as well
     assert said.endswith(f"\npicture: {picture}\n")
     assert picture.read_bytes().startswith(begins)
     assert contents(living).keys() == before

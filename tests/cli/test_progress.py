@@ -1,4 +1,4 @@
-"""How far long work is: a bar in a terminal, lines in one without rich, nothing elsewhere."""
+"""Progress of long operations: a bar in a terminal, lines without rich, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ GIB = 2**30
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All work is long, and each of its pieces is told of."""
+    """Makes every operation long, and lets each of its pieces be reported."""
     monkeypatch.setattr(progress_bar, "SHOWN_AFTER_S", 0.0)
     monkeypatch.setattr(memory_progress, "EVERY_S", 0.0)
     monkeypatch.setattr(memory_progress, "PIECE_BYTES", 1)
 
 
 def in_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Called in the test itself: before it pytest has another stderr there."""
+    """Must be called in the test itself, because pytest replaces stderr before it."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -126,7 +126,7 @@ def test_a_verb_shows_it_in_a_terminal(
 ) -> None:
     pytest.importorskip("rich")
     in_terminal(monkeypatch)
-    copy = shutil.copytree(closed, tmp_path / "copy")  # of which every item is verified
+    copy = shutil.copytree(closed, tmp_path / "copy")  # every item of a copy is verified
     assert main([verb, str(copy)]) == exits.DONE
     out, err = capsys.readouterr()
     assert "3 items of 3 items" in err
@@ -147,13 +147,15 @@ sys.exit(main(sys.argv[1:]))
 def on_a_terminal(
     *arguments: object,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], bytes]]]:
-    """The command line in a process of its own, with a terminal for its stderr; and what that shows
-    until everybody has left it."""
+    """Runs the command line in a process whose stderr is a terminal.
+
+    Returns the process's result and the output of the terminal.
+    """
     master, slave = os.openpty()
 
     def seen() -> bytes:
         shown = b""
-        with suppress(OSError):  # EIO: everybody has left
+        with suppress(OSError):  # EIO: no process has the terminal open
             while part := screen.read(65536):
                 shown += part
         return shown
@@ -180,7 +182,7 @@ def test_a_real_terminal_has_its_cursor_and_a_clean_line_at_the_end(closed: Path
     assert out == f"{closed}: intact, 3 items, 3 verified, not in use\n"
     assert b"3 items of 3 items" in shown
     assert shown.count(HIDE_CURSOR.encode()) == shown.count(SHOW_CURSOR.encode()) == 1
-    assert b"\x1b[2K" in shown[shown.index(b"3 items of 3 items") :]  # the bar is gone
+    assert b"\x1b[2K" in shown[shown.index(b"3 items of 3 items") :]  # the bar was erased
 
 
 def test_serve_shows_the_recovery_and_the_prefault_and_then_that_it_is_ready(closed: Path) -> None:

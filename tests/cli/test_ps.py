@@ -1,4 +1,4 @@
-"""``ps`` lists who uses a buffer, and what each of them holds; it changes nothing."""
+"""``ps`` lists the clients of a buffer and what each of them holds, and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``recover`` makes a buffer whole and says what that took."""
+"""``recover`` repairs a buffer and reports what it has done."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_damaged_items_are_dropped_and_reported(
     closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "copy"
-    shutil.copytree(closed, copy)  # of a copy every item is verified
+    shutil.copytree(closed, copy)  # every item of a copy is verified
     leaf = copy / "number.memmap"
     leaf.write_bytes(b"\xff" + leaf.read_bytes()[1:])
     assert main(["recover", str(copy), "--json"]) == exits.DAMAGED

@@ -1,4 +1,4 @@
-"""``serve`` is a coordinator in the foreground; SIGTERM and Ctrl-C are its good ends."""
+"""``serve`` is a coordinator in the foreground, which SIGTERM and Ctrl-C end cleanly."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_it_says_when_it_is_ready_and_ends_well_on_a_signal(path: Path, number: 
     with Engine.open(path, None) as engine:
         assert items.read(engine) == [1, 2, 3]
         assert engine.report is not None
-        assert engine.report.clients_retired == 0  # it left in good order
+        assert engine.report.clients_retired == 0  # the client left cleanly
 
 
 def test_json_says_so_in_an_object(path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_dead_client_is_reaped_and_reported(path: Path) -> None:
         server.send_signal(signal.SIGTERM)
         code, _, err = server.end()
     assert code == exits.DONE
-    if err:  # the first of the two reaped it: the server, or the engine above as it joined
+    if err:  # either the server or the engine above, which joins, has reaped it
         assert err == f"{path}: collector (pid {collector.pid}) died\n"
 
 
@@ -245,7 +245,7 @@ def open_files(pid: int) -> set[str]:
         try:
             found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
         except FileNotFoundError:
-            continue  # it was closed while we looked
+            continue  # it was closed in the meantime
     return found
 
 

@@ -1,4 +1,4 @@
-"""``shmbuffer set``: what is said, and what is refused."""
+"""``set``: its output and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inspect`` and ``top`` of the directory above the shards of a buffer over several nodes."""
+"""``inspect`` and ``top`` for the directory above the shards of a buffer over several nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engines(base: Path) -> Iterator[dict[str, Engine]]:
-    """Shards as keepers leave them: each in a directory of its node, which its settings name."""
+    """Makes shards as keepers leave them, each in the directory that its settings name."""
     with ExitStack() as stack:
         made = {}
         for node, count in SIZES.items():
@@ -38,7 +38,7 @@ def engines(base: Path) -> Iterator[dict[str, Engine]]:
 
 
 def lines_of(text: str) -> dict[str, list[str]]:
-    """The cells of the lines of a table, by their first one."""
+    """Returns the cells of a table's rows, by the first cell."""
     rows = [re.split(r"  +", line.strip()) for line in text.splitlines()]
     return {first: cells for first, *cells in rows}
 

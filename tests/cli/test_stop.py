@@ -1,4 +1,4 @@
-"""``shmbuffer stop`` ends every process in order, and no coordinator starts them again."""
+"""``stop`` ends every process in order, and no coordinator restarts them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_everybody_is_ended_in_order_and_nobody_is_started_again(
         script(tmp_path / "b") as (coordinator, path, (writer, sleeper)),
         client(path, "learner,collector") as learner,
         client(path, "client") as plain,
-        Engine.open(path, None, role="learner"),  # this process stops them, and goes on
+        Engine.open(path, None, role="learner"),  # this process stops the others and continues
     ):
         os.kill(writer, signal.SIGSTOP)
         code, stopped = stop(capsys, path)
@@ -93,7 +93,7 @@ def test_everybody_is_ended_in_order_and_nobody_is_started_again(
         }
         status, out, err = coordinator.end()
         assert (status, out) == (-signal.SIGTERM, "")
-        # Those have not left in good order; what was spawned has, and was not started again.
+        # These clients have not left cleanly; the spawned ones have, and were not restarted.
         died = {line.partition(": ")[2] for line in err.splitlines()}
         names = {learner.pid: "learner", plain.pid: "client"}
         assert died <= {

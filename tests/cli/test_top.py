@@ -1,4 +1,4 @@
-"""``top`` shows what happens, changes nothing, and outlives the processes it watches."""
+"""``top`` shows changes, changes nothing, and outlives the processes that it watches."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from tests.kit.rings import ring_of
 from tests.service import items
 
 PATIENCE_S = 60.0
-LEFT = b"\x1b[?1049l"  # back from the screen that fills a terminal
-ECHO = 3  # where tcgetattr has it
+LEFT = b"\x1b[?1049l"  # leaves the alternate screen
+ECHO = 3  # index in the result of tcgetattr
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 BUSY = """
@@ -80,7 +80,8 @@ def test_a_dead_one_changes_nothing(dead: Path, capsys: pytest.CaptureFixture[st
     assert main(["top", str(dead), "--once"]) == 0
     text = capsys.readouterr().out
     assert "state       READY: not in use (1 client died; the next process will recover it)" in text
-    assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)  # what it was at
+    # the position of its claim
+    assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)
     assert contents(dead) == before
 
 
@@ -204,7 +205,7 @@ BACKGROUND = 'set -m; "$@" & echo "pid $!"; wait $!; echo "status $?"'
 
 
 def test_in_the_background_it_leaves_the_keyboard_to_others(closed: Path) -> None:
-    """A program that reads the terminal from there, or changes how it is set, is stopped."""
+    """A background program that reads the terminal or changes its settings is stopped."""
     pytest.importorskip("rich")
     top = (sys.executable, "-m", "shmbuffer", "top", str(closed), "--interval", "0.01")
     shell = ("setsid", "--ctty", "bash", "-c", BACKGROUND, "bash", *top)
@@ -219,7 +220,7 @@ def test_in_the_background_it_leaves_the_keyboard_to_others(closed: Path) -> Non
         os.kill(int(told[1]), signal.SIGTERM)
         seen = rest(terminal)
         assert LEFT in seen
-        assert b"status 143" in seen  # had it been stopped, wait would have said so before
+        assert b"status 143" in seen  # if it had been stopped, wait would have reported that before
         process.wait()
 
 
@@ -282,7 +283,7 @@ def test_damage_during_a_live_view_is_reported(closed: Path) -> None:
     assert [event["kind"] for event in found["pace"]["events"]] == ["unreadable"]
 
 
-#: What a look finds of one client, and what is said of it.
+#: Snapshots of a client, with the text that describes each.
 CLIENTS = [
     ({}, "running"),
     ({"state": "stopped"}, "stopped"),
@@ -428,7 +429,7 @@ def client(number: int, **change: Any) -> dict[str, Any]:
 
 
 def look(path: Path, *clients: dict[str, Any], **counted: int) -> dict[str, Any]:
-    """What is found in a directory, with other clients."""
+    """Returns the snapshot of a directory, with other clients and counters."""
     found = inspect(path, priorities=True)
     return {**found, "clients": list(clients), "counters": {**found["counters"], **counted}}
 
@@ -438,7 +439,7 @@ def lines(found: dict[str, Any], pace: Pace, watch: Watch, width: int, height: i
 
 
 def drawn_by(shown: Screen, width: int, height: int) -> list[str]:
-    """The screen, as text."""
+    """Returns the text on the screen."""
     rich = pytest.importorskip("rich.console")
     console = rich.Console(width=width, height=height, file=io.StringIO(), legacy_windows=False)
     console.print(shown)
@@ -449,9 +450,9 @@ def drawn_by(shown: Screen, width: int, height: int) -> list[str]:
 def in_a_terminal(
     *argv: object, stdin: int | None = None, command: tuple[str, ...] = ()
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Runs a verb, or a command, in a terminal; with our end of it."""
+    """Runs a verb or a command in a terminal; yields the test's end of it."""
     ours, theirs = pty.openpty()
-    outside = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has the tests ignore it
+    outside = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes the tests ignore it
     process = subprocess.Popen(
         command or (sys.executable, "-m", "shmbuffer", *map(str, argv)),
         stdin=theirs if stdin is None else stdin,
@@ -471,7 +472,7 @@ def in_a_terminal(
 
 @contextlib.contextmanager
 def screen(*argv: object) -> Iterator[Callable[[str], None]]:
-    """Runs a verb in a terminal; what it gives waits until the pattern is on the screen."""
+    """Runs a verb in a terminal; yields a function that waits until a pattern is on the screen."""
     with in_a_terminal(*argv) as (process, ours):
         seen = ""
 
@@ -489,7 +490,7 @@ def screen(*argv: object) -> Iterator[Callable[[str], None]]:
 
 
 def drawn(terminal: int) -> list[Any]:
-    """Waits for the first picture; returns how the keyboard is set then."""
+    """Waits for the first picture; returns the terminal's settings at that time."""
     seen = b""
     while b"items" not in seen:
         seen += os.read(terminal, 65536)
@@ -497,7 +498,7 @@ def drawn(terminal: int) -> list[Any]:
 
 
 def rest(terminal: int) -> bytes:
-    """Reads until the other end is closed, which Linux tells of a terminal by EIO."""
+    """Reads until the other end is closed, which Linux reports as EIO for a terminal."""
     seen = b""
     with contextlib.suppress(OSError):
         while more := os.read(terminal, 65536):
