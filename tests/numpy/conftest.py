@@ -1,4 +1,4 @@
-"""What the tests of arrays share: a directory, and both kinds of clients of it."""
+"""Fixtures of the array tests: a directory, and both kinds of clients of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmbuffer import Coordinator
 
 
 class Directory:
-    """A buffer, and clients of it that are closed with the test."""
+    """A buffer directory, and its clients, which are closed when the test ends."""
 
     def __init__(self, path: Path, held: ExitStack) -> None:
         self.path = path

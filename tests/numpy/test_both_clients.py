@@ -21,14 +21,14 @@ from tests.kit.items import Transition
 from tests.kit.rings import ring_of
 from tests.numpy.conftest import Directory
 
-pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch says so of complex32
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch warns about complex32
 
 COUNT = 5
 SHAPE = (3, 2)
 
 
 def some_bytes(dtype: str, *shape: int) -> np.ndarray[Any, Any]:
-    """Numbers of every kind; of a bool 0 and 1."""
+    """Makes numbers of every kind, or 0 and 1 for bool."""
     rng = np.random.default_rng(len(dtype))
     size = DTYPES[dtype].itemsize * int(np.prod(shape))
     found = rng.integers(0, 2 if dtype == "bool" else 256, size, dtype=np.uint8)
@@ -36,7 +36,7 @@ def some_bytes(dtype: str, *shape: int) -> np.ndarray[Any, Any]:
 
 
 def bits(data: Any) -> bytes:
-    """The bytes of an array or of a tensor."""
+    """Returns the bytes of an array or a tensor."""
     if isinstance(data, torch.Tensor):
         flat = data.contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().tobytes()
@@ -78,7 +78,7 @@ def test_tensors_of_each_dtype_come_out_as_arrays(dtype: str, directory: Directo
 def test_a_tensor_of_a_dtype_that_numpy_has_not_may_be_written(
     dtype: str, directory: Directory
 ) -> None:
-    """As JAX's arrays and those of ml_dtypes, a tensor says its dtype itself."""
+    """Such a tensor declares its own dtype, like arrays of JAX and ml_dtypes."""
     directory.create()
     arrays = directory.arrays()
     data = some_bytes(dtype, COUNT, *SHAPE)
@@ -235,7 +235,7 @@ class Arrayed:
 
 
 class Packed:
-    """One that has DLPack alone."""
+    """An array of another library that supports only DLPack."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array

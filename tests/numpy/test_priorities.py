@@ -1,4 +1,4 @@
-"""Priorities, the limiter and waiting: what the other client has, without tensors."""
+"""Priorities, the limiter and waiting work as in the other client, but without tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.numpy.conftest import Directory
 
 
 def raw_of(buffer: object) -> list[float]:
-    """Raw priorities of the items that are there."""
+    """Returns the raw priorities of the stored items."""
     ring = ring_of(buffer)
     return ring.tree.priorities(ring.live.committed()).tolist()
 

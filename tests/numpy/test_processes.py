@@ -1,4 +1,4 @@
-"""Processes of arrays: what they load, and what is left when they die."""
+"""Processes that use arrays: the modules they load, and the buffer after they die."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "tens
 
 
 def run(program: str, path: Path) -> str:
-    """What a fresh process prints."""
+    """Returns the output of a fresh process."""
     done = subprocess.run(
         [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -116,7 +116,7 @@ def test_a_learner_of_tensors_never_sees_half_an_item_of_collectors_of_arrays(
 
 
 def collect(path: Path, point: str) -> None:
-    """A collector that dies at a point of its second batch."""
+    """Runs a collector that dies at a sync point of its second batch."""
     with attach(path, role="collector") as buffer:
         buffer.extend({"a": np.full(4, 1), "b": np.full((4, 100), 1.0)})
         _core.arm(point)

@@ -34,7 +34,7 @@ def create(directory: Directory, storage: str = STORAGES[0], **options: Any) -> 
 
 
 def body(buffer: Any, slot: int = 0) -> bytes:
-    """The bytes of a record behind its header."""
+    """Returns the bytes of a record after its header."""
     ring = ring_of(buffer)
     return bytes(ring.records.read(np.array([slot])).batch.body(0))
 
@@ -62,7 +62,8 @@ def test_an_item_is_the_record_that_the_other_client_makes(
     create(other, storage)
     arrays, tensors = directory.arrays(), other.tensors()
     given = item
-    if "b" in item and item["b"] is ITEMS["another order"]["b"]:  # torch has no other byte order
+    # torch supports only the native byte order
+    if "b" in item and item["b"] is ITEMS["another order"]["b"]:
         given = {**item, "b": item["b"].astype(np.int32)}
     assert arrays.add(item) == tensors.add(given) == 0
     assert body(arrays) == body(tensors)
@@ -287,7 +288,7 @@ def test_records_need_neither_torch_nor_tensordict(storage: str, directory: Dire
 
 
 def collect(path: Path, point: str) -> None:
-    """A collector that dies at a point of its second batch."""
+    """Runs a collector that dies at a sync point of its second batch."""
     with attach(path, role="collector") as buffer:
         buffer.extend([{"a": 1, "b": np.full(n, 1)} for n in range(1, 4)])
         _core.arm(point)

@@ -1,4 +1,4 @@
-"""Data that a buffer of arrays refuses: the family's errors, and nothing is changed."""
+"""Data that a buffer of arrays refuses raise the family's errors and change nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GOOD = {"obs": np.zeros((2, 3), np.float32), "next": {"a": np.zeros(2, np.int16)
 
 
 def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """`GOOD` with one entry changed, or left out."""
+    """Returns `GOOD` with one entry changed or removed."""
     data: dict[str, Any] = {"obs": GOOD["obs"], "next": dict(GOOD["next"])}  # type: ignore[call-overload]
     at = data
     for name in path[:-1]:

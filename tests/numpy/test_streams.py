@@ -1,4 +1,4 @@
-"""Streams and weights: as the other client gives and takes them."""
+"""Streams and weights are exchanged with the other kind of client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.numpy.conftest import Directory
 
 
 def streams_in(buffer: object) -> list[int]:
-    """The stream of every item, in storage order."""
+    """Returns the stream of every item, in storage order."""
     ring = ring_of(buffer)
     return stream_of(ring.live.sources[ring.live.committed()]).tolist()
 

@@ -1,4 +1,4 @@
-"""Weights go from either kind of client to the other."""
+"""Weights are sent in both directions between the two kinds of client."""
 
 from __future__ import annotations
 
