@@ -1,8 +1,8 @@
-"""What tests of several folders share. Each thing has one home:
+"""Helpers for tests of several folders:
 
-    rings       the engine and the ring behind a handle: the one place that knows the way to them
-    items       items that follow from their numbers, an item of each kind, and when two are alike
-    programs    programs in processes of their own, and what they report
+    rings       the engine and the ring behind a handle, which are reached only by this module
+    items       items that follow from their numbers, an item of each kind, and a comparison
+    programs    programs in processes of their own, and their reports
 
 `tests/memory/rows.py` writes and reads rings by address, `tests/crash/harness.py` kills processes
 at named points, and `tests/replay/conformance.py` makes every kind of buffer. A helper with users

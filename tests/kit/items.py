@@ -1,4 +1,4 @@
-"""Items whose entries follow from their numbers, items of every kind, and when two are alike."""
+"""Items whose entries follow from their numbers, items of every kind, and their comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Point = namedtuple("Point", ["x", "y"])
 
 @tensorclass
 class Step:
-    """A tensor and a text, which is no tensor."""
+    """A tensor and a text as a tensorclass."""
 
     obs: torch.Tensor
     text: str
@@ -33,7 +33,7 @@ class Step:
 
 @tensorclass
 class Transition:
-    """Two tensors."""
+    """Two tensors as a tensorclass."""
 
     obs: torch.Tensor
     reward: torch.Tensor
@@ -50,19 +50,19 @@ class Trap:
 
 
 def numbered(first: int, count: int) -> TensorDict:
-    """Returns the items ``first``, ``first + 1``, ...: their only entry is ``number``."""
+    """Returns the items ``first``, ``first + 1``, ..., whose only entry is ``number``."""
     return TensorDict({"number": torch.arange(first, first + count)}, [count])
 
 
 def items(start: int, stop: int) -> TensorDict:
-    """Returns the items ``start`` to ``stop - 1``: every leaf says the number in its own way."""
+    """Returns the items ``start`` to ``stop - 1``, whose leaves all follow from the number."""
     number = torch.arange(start, stop)
     nested = {"c": number[:, None].repeat(1, 3).float(), "d": number % 2 == 0}
     return TensorDict({"a": number, "b": nested}, [len(number)])
 
 
 def numbers(data: Any) -> list[int]:
-    """Returns the numbers of these `items`, once all leaves agree on them."""
+    """Returns the numbers of these `items`, after checking that all leaves agree."""
     number = data["a"]
     assert torch.equal(data["b", "c"], number[..., None].expand(*number.shape, 3).float())
     assert torch.equal(data["b", "d"], number % 2 == 0)
@@ -71,7 +71,7 @@ def numbers(data: Any) -> list[int]:
 
 
 def alike(found: Any, given: Any) -> bool:
-    """Returns whether two things are the same: the class, dtype, shape, and every bit."""
+    """True if two values have the same class, dtype and shape, and equal bits."""
     if type(found) is not type(given):
         return False
     if isinstance(given, torch.Tensor):
@@ -117,7 +117,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def large(seed: int, *shape: int) -> torch.Tensor:
-    """Returns numbers that zstd makes smaller."""
+    """Returns numbers that zstd can compress."""
     return torch.arange(torch.Size(shape).numel()).reshape(shape) // (7 + seed)
 
 

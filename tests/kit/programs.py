@@ -1,4 +1,4 @@
-"""Programs in processes of their own, which report in lines, and children that are forked."""
+"""Programs in processes of their own that report in lines, and forked children."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes owners, users
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a child: it imports the package and the tests from this checkout."""
+    """Returns the environment of a child, which imports the package and tests of this checkout."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **extra}
 
 
 class Program(subprocess.Popen[str]):
-    """A running process; it is killed at the end of the block if it still runs.
+    """A running process, which is killed at the end of the block if it is still running.
 
     Args:
         command: the program and its arguments.
-        stdin: `subprocess.PIPE` for a program that `tell` sends lines to.
+        stdin: `subprocess.PIPE` for a program to which `tell` sends lines.
         extra: more environment variables.
     """
 
@@ -59,7 +59,7 @@ class Program(subprocess.Popen[str]):
         return cls(sys.executable, "-m", "shmbuffer", *map(str, argv))
 
     def line(self) -> str:
-        """The next line of its output; fails with what it said on stderr if there is none."""
+        """Returns the next line of its output; fails with its stderr if there is none."""
         assert self.stdout is not None
         line = self.stdout.readline()
         if not line:
@@ -68,7 +68,7 @@ class Program(subprocess.Popen[str]):
         return line.rstrip("\n")
 
     def json(self) -> Any:
-        """The next line of its output, as JSON."""
+        """Returns the next line of its output, parsed as JSON."""
         return json.loads(self.line())
 
     def tell(self, line: str = "") -> None:
@@ -78,19 +78,22 @@ class Program(subprocess.Popen[str]):
         self.stdin.flush()
 
     def end(self) -> tuple[int, str, str]:
-        """Waits for its end: exit status, negative for a signal, the rest of stdout, stderr."""
+        """Waits for its end; returns the exit status (negative for a signal), stdout and stderr."""
         out, err = self.communicate()
         return self.returncode, out, err
 
     def kill(self) -> None:
-        """Ends it with SIGKILL. What it said last is not read: a child may hold the pipe open."""
+        """Kills the process.
+
+        Its last output is not read, because a child may hold the pipe open.
+        """
         super().kill()
         self.wait()
 
     def __exit__(self, *_: object) -> None:
         self.kill()
         for pipe in filter(None, (self.stdin, self.stdout, self.stderr)):
-            with contextlib.suppress(BrokenPipeError):  # it ended before it read all lines
+            with contextlib.suppress(BrokenPipeError):  # it ended before it had read all lines
                 pipe.close()
 
 
@@ -101,7 +104,7 @@ def run(*argv: object, **extra: str) -> tuple[int, str, str]:
 
 
 def in_fork(work: Callable[[], object]) -> int:
-    """Run a function in a forked child and return its exit status: 0, or 1 if it raised."""
+    """Runs a function in a forked child and returns its exit status: 0, or 1 if it raised."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -114,12 +117,12 @@ def in_fork(work: Callable[[], object]) -> int:
 
 
 def in_a_tmpfs(path: Path, options: bytes, run: Callable[[], object]) -> None:
-    """Runs it in a forked child that has a file system of its own there; skips where none may be.
+    """Runs a function in a forked child with a tmpfs on ``path``; skips if mounts are not allowed.
 
     Args:
         path: a directory.
-        options: of the tmpfs, as mount takes them.
-        run: fails by what it raises.
+        options: mount options of the tmpfs.
+        run: the function, which fails if it raises.
     """
 
     def mount_and_run() -> None:
@@ -138,8 +141,8 @@ def in_a_tmpfs(path: Path, options: bytes, run: Callable[[], object]) -> None:
 
 
 def as_nobody() -> None:
-    """Give up root; in a forked child."""
-    codecs.lookup("ascii")  # a module that this user may not be allowed to import
+    """Gives up root in a forked child."""
+    codecs.lookup("ascii")  # this user may not be allowed to import the module
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)

@@ -1,4 +1,4 @@
-"""The engine and the ring behind a handle, for tests that look into shared memory."""
+"""The engine and the ring behind a handle, for tests that examine shared memory."""
 
 from __future__ import annotations
 
