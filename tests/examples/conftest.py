@@ -1,4 +1,4 @@
-"""The examples need what the extra ``demo`` installs; without it their tests are left out."""
+"""Skips the tests of examples if the packages of the extra ``demo`` are not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asynchronous examples learn, in seconds, and prove what they say while they are killed."""
+"""The asynchronous examples learn within seconds, and pass their own checks under kills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(example: str, *arguments: str | Path) -> str:
-    """What the example says."""
+    """Returns the output of the example."""
     command = [sys.executable, str(EXAMPLES / example), *map(str, arguments)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""Rows on the device are those of their journal after a kill.
+"""After a kill, the rows on the device equal those of their journal.
 
-The device is the CPU here, or ``meta``, which refuses every operation with tensors of another
-device, as a GPU does. Paths for CUDA alone, such as pinned memory, are not run.
+The device is the CPU, or ``meta``, which like a GPU refuses every operation with tensors of another
+device. Code for CUDA alone, such as pinned memory, is not run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def example() -> ModuleType:
 
 
 def reloaded(example: ModuleType, path: Path) -> TensorDict:
-    """The rows that a restart has on its device, the oldest first."""
+    """Returns the rows that a restart has on its device, oldest first."""
     options = example.journal_options(torch.device("cpu"))
     with Coordinator(path, on_existing="recover", **options) as run:
         rows = example.DeviceRows(run.buffer, torch.device("cpu"))
@@ -54,7 +54,7 @@ def reloaded(example: ModuleType, path: Path) -> TensorDict:
 
 
 def require_committed(path: Path, rows: TensorDict) -> None:
-    """The rows are all committed ones; slots go around, so the oldest may be in any of them."""
+    """Checks that all rows are committed ones; the oldest may be in any slot of the ring."""
     with attach(path) as rb:
         stored = rb[:]
     assert len(stored) == len(rows)

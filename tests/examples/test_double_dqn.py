@@ -14,7 +14,7 @@ from shmbuffer.examples.double_dqn import Agent, Config, QNetwork, Rollout, Sche
 
 
 class Counting(gymnasium.Env[Any, Any]):
-    """The observation counts the steps, each of which earns its number; ends after ``length``."""
+    """An environment whose observation and reward count the steps; ends after ``length`` steps."""
 
     observation_space = gymnasium.spaces.Box(0.0, 100.0, (4,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -36,7 +36,7 @@ class Counting(gymnasium.Env[Any, Any]):
 
 @pytest.fixture
 def counting() -> Iterator[str]:
-    """An environment whose episodes take three steps, or four; but their limit is three."""
+    """Registers an environment with episodes of three or four steps and a limit of three."""
     gymnasium.register("Three-v0", lambda: Counting(3))
     gymnasium.register("CutOff-v0", lambda: Counting(4), max_episode_steps=3)
     yield "Three-v0"

@@ -1,4 +1,4 @@
-"""The items themselves say whether one was lost or torn."""
+"""The items themselves show whether one was lost or torn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example learns the way of the data set, then the one that is open now, in seconds."""
+"""The example learns the path of the data set, then the path that is open now, in seconds."""
 
 from __future__ import annotations
 

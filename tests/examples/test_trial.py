@@ -1,4 +1,4 @@
-"""A run whose processes are killed, by the trial and by others, and that comes to its end."""
+"""A run ends normally although the trial and other programs kill its processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = Config(
 
 
 class Silent:
-    """Hears everything, says nothing."""
+    """A listener that ignores all events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -54,7 +54,7 @@ def test_a_run_survives_every_kill_and_no_item_is_lost_or_torn(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_run_killed_from_outside_is_recovered_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     class Vandal(Silent):
-        """Kills the learner, and presses Ctrl-C when everybody is started again."""
+        """Kills the learner, and sends Ctrl-C when all processes have been restarted."""
 
         hurt = False
 

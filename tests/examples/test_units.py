@@ -1,4 +1,4 @@
-"""The examples of sample units learn what they are about, in seconds."""
+"""The examples of sample units learn their tasks within seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program of the guide is killed and resumed, and learns to keep the pole up."""
+"""The program in the guide is killed and resumed, and learns to balance the pole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(tmp_path: Path) -> Path:
 
 
 def updates_of(program: Path, seed: int, last: int) -> Iterator[int]:
-    """Runs the program, killed with its collectors after a line, and yields what it prints."""
+    """Runs the program, kills it with its collectors after a line, and yields its output."""
     running = subprocess.Popen(
         [sys.executable, program.name, str(seed)],
         cwd=program.parent,
@@ -55,7 +55,7 @@ def updates_of(program: Path, seed: int, last: int) -> Iterator[int]:
 
 
 def mean_return(policy: torch.nn.Module, episodes: int = 100) -> float:
-    """Of greedy episodes, side by side: so many that their mean is off by 10 or so."""
+    """Returns the mean return of greedy episodes, which is accurate to about 10."""
     envs = gym.make_vec("CartPole-v1", num_envs=episodes)
     (obs, _), total, alive = envs.reset(seed=1), 0.0, np.ones(episodes, np.bool_)
     while alive.any():
@@ -68,10 +68,10 @@ def mean_return(policy: torch.nn.Module, episodes: int = 100) -> float:
 
 
 def learned_by(program: Path) -> float:
-    """The mean return of the greedy policy of the target network that the program has saved.
+    """Returns the mean return of the greedy policy of the saved target network.
 
-    That is the mean of the last hundred updates: the other one is better or worse by a quarter
-    from save to save.
+    The target network averages the last hundred updates. The online network is better or worse by a
+    quarter from save to save.
     """
     target = torch.nn.Sequential(torch.nn.Linear(4, 128), torch.nn.ReLU(), torch.nn.Linear(128, 2))
     buffer = ReplayBuffer(storage=LazyTensorStorage(20_000))
