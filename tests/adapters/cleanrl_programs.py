@@ -1,4 +1,4 @@
-"""Runs the examples in CleanRL's manner, with settings of a test's size."""
+"""Runs the examples in CleanRL's style, with small settings for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINE = re.compile(r"(\d+) updates in \d+ s \(\d+ s CPU\): -\d+")
 
 
 def run(example: str, steps: int, path: Path, *more: str) -> int:
-    """The updates that it reports."""
+    """Runs an example; returns the number of updates that it reports."""
     done = subprocess.run(
         [sys.executable, ROOT / example, *SMALL, path, "--total-timesteps", str(steps), *more],
         env=environment(),
@@ -31,14 +31,14 @@ def run(example: str, steps: int, path: Path, *more: str) -> int:
 
 
 def assert_ratio_after_a_kill(example: str, path: Path, *more: str) -> None:
-    """Kills the learner in the middle, starts it again, and counts what both have done."""
+    """Kills the learner, restarts it, and compares the counts of both runs with the ratio."""
     command = sys.executable, str(ROOT / example), *SMALL, str(path), *more
     with Program(*command, "--total-timesteps", "90000") as program, attach(path) as rb:
         while rb.write_count < 90:
             time.sleep(0.01)
         program.send_signal(signal.SIGKILL)
         program.wait()
-    assert run(example, 60, path, *more) == 20  # it ends the collectors that the kill has left
+    assert run(example, 60, path, *more) == 20  # the restart ends the collectors of the killed run
     with attach(path) as rb:
         written, drawn = rb.write_count, rb.stats()["items_sampled"] // 8
     assert drawn >= 40

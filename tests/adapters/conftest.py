@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture
 def one_thread_and_no_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keeps the directories that Stable-Baselines3 makes for models, and trains in one thread."""
+    """Disables the log folders of Stable-Baselines3 and trains in one thread."""
     monkeypatch.setenv("SB3_LOGDIR", str(tmp_path / "logs"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -25,11 +25,11 @@ FIELDS = {
     "dones": ("next", "done"),
     "timeouts": ("next", "truncated"),
 }
-"""Stable-Baselines3's arrays, and the entries of our items."""
+"""Stable-Baselines3's arrays, with the corresponding entries of our items."""
 
 
 class Signs(gym.Env[Any, Any]):
-    """Episodes of six steps, cut off or ended in turns; observations of a space of the test's."""
+    """Episodes of six steps, truncated or terminated in turn, with the given observation space."""
 
     def __init__(self, space: spaces.Space[Any], actions: spaces.Space[Any]) -> None:
         self.observation_space, self.action_space = space, actions
@@ -72,7 +72,7 @@ def envs_of(space: spaces.Space[Any], actions: spaces.Space[Any], count: int) ->
 def model_of(
     algorithm: Any, path: Path, kind: type[SharedReplayBuffer] = SharedReplayBuffer, **options: Any
 ) -> Iterator[Any]:
-    """A model on our buffer, which is closed in the end."""
+    """Makes a model on our buffer, which is closed at the end."""
     more = options.pop("replay_buffer_kwargs", {})
     model = algorithm(
         options.pop("policy", "MlpPolicy"),
@@ -89,7 +89,7 @@ def model_of(
 
 
 def fill(buffer: Any, envs: Any, steps: int, seed: int = 0) -> None:
-    """Write what some random steps give, as Stable-Baselines3 does."""
+    """Writes the transitions of random steps, as Stable-Baselines3 does."""
     rng = np.random.default_rng(seed)
     envs.seed(seed)
     envs.action_space.seed(seed)
@@ -118,13 +118,13 @@ def arrays_of(obs: Any) -> list[Any]:
 
 
 def ours_of(buffer: SharedReplayBuffer, field: str) -> Any:
-    """A field of all items, in the order of the ring."""
+    """Returns a field of all items in the order of the ring."""
     found = buffer.buffer[:].get(FIELDS[field])
     return found if isinstance(found, torch.Tensor) else found.to_dict()
 
 
 def theirs_of(buffer: buffers.ReplayBuffer, field: str) -> Any:
-    """A field of Stable-Baselines3's buffer, in that order."""
+    """Returns a field of Stable-Baselines3's buffer in the same order."""
     found = getattr(buffer, field)
     if isinstance(found, dict):
         return {key: one[: buffer.pos].reshape(-1, *one.shape[2:]) for key, one in found.items()}
@@ -141,7 +141,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
 
 
 def assert_row(ours: Any, at: int, theirs: Any, fields: tuple[str, ...]) -> None:
-    """A row of our sample is their sample of one row, with the same dtypes, shapes and device."""
+    """Checks that a row of our sample equals their sample of one row, with dtypes and device."""
     for field in fields:
         pairs = zip(arrays_of(getattr(ours, field)), arrays_of(getattr(theirs, field)), strict=True)
         for mine, its in pairs:
@@ -154,7 +154,7 @@ def assert_row(ours: Any, at: int, theirs: Any, fields: tuple[str, ...]) -> None
 
 
 def the_row(theirs: Any, row: int, env_index: int, env: Any = None) -> Any:
-    """Stable-Baselines3's sample of one row of one environment, which it draws at random."""
+    """Returns Stable-Baselines3's sample of one row of one environment, without randomness."""
     drawn = np.random.randint
     np.random.randint = lambda *args, size, **more: np.full(size, env_index)  # type: ignore[assignment]
     try:

@@ -1,4 +1,4 @@
-"""The example in CleanRL's manner runs both of its loops, and goes on after a kill."""
+"""The example in CleanRL's style runs both of its loops, and resumes after a kill."""
 
 from __future__ import annotations
 

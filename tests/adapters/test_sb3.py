@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with our buffer in place of its own: the same items, samples and algorithms."""
+"""Stable-Baselines3 with our buffer instead of its own: the same items, samples and algorithms."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_seed_decides_the_draws_and_a_rank_makes_others(
 
 
 def loss_of(model: Any, batch: Any, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of a critic with weights, as a paper has it, and the size of the TD errors."""
+    """Returns the critic's loss with weights as in the paper, and the size of the TD errors."""
     with torch.no_grad():
         if isinstance(model, DQN):
             values = model.q_net_target(batch.next_observations).max(1).values[:, None]
@@ -263,7 +263,7 @@ def test_the_loss_of_an_algorithm_is_weighted_and_its_errors_become_priorities(
 
 
 def priorities_of(ours: SharedReplayBuffer) -> torch.Tensor:
-    """As they were given: without alpha."""
+    """Returns the raw priorities, without alpha."""
     sampler: Any = ours.buffer.sampler
     return (sampler._sum_tree ** (1 / sampler.alpha)).float()
 
@@ -293,7 +293,7 @@ def test_sac_is_prioritized_by_its_critics_and_its_actor_is_not(tmp_path: Path) 
 
 
 def test_what_was_prioritized_is_freed(tmp_path: Path) -> None:
-    """A hook that held its own tensor would keep each batch, and the graph behind it."""
+    """A hook that held its own tensor would keep each batch and its graph."""
     envs = envs_of(BOX, ACTIONS["box"], 1)
     with model_of(
         SAC, tmp_path / "replay", env=envs, buffer_size=50, replay_buffer_kwargs={"alpha": 0.6}
@@ -360,7 +360,7 @@ def test_a_model_that_was_killed_goes_on_with_its_transitions(tmp_path: Path) ->
     with Program.python(TRAIN, tmp_path, 0) as program:
         assert program.line() == "saved"
         with shmbuffer.attach(tmp_path / "replay") as rb:
-            while len(rb) < 200:  # it learns on, behind what it has saved
+            while len(rb) < 200:  # it continues to learn past its save
                 time.sleep(0.01)
         program.send_signal(signal.SIGKILL)
         program.wait()
@@ -370,7 +370,8 @@ def test_a_model_that_was_killed_goes_on_with_its_transitions(tmp_path: Path) ->
         assert isinstance(ours, SharedReplayBuffer)
         left = ours.size()
         assert (model.num_timesteps, left >= 200) == (160, True)
-        assert ours.buffer.stats()["epoch"] == 1  # nobody else was left: it was recovered
+        # no other client was left, so the buffer was recovered
+        assert ours.buffer.stats()["epoch"] == 1
         ours.prioritize(model.q_net)
         model.learn(60, reset_num_timesteps=False)
         assert (model.num_timesteps, ours.size()) == (220, left + 60)

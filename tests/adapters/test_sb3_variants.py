@@ -1,4 +1,4 @@
-"""Stable-Baselines3's kinds of buffers beside ours: n steps, frames once, stacks, hindsight."""
+"""Stable-Baselines3's kinds of buffers compared with ours: n steps, memory, stacks, hindsight."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("one_thread_and_no_logs")
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Callable[..., SharedReplayBuffer]]:
-    """Makes a buffer for some environments, and closes it in the end."""
+    """Makes a buffer for some environments, and closes it at the end."""
     buffers: list[SharedReplayBuffer] = []
 
     def make(size: int, envs: Any, kind: Any = SharedReplayBuffer, **more: Any) -> Any:
@@ -58,13 +58,13 @@ def made(tmp_path: Path) -> Iterator[Callable[..., SharedReplayBuffer]]:
 
 
 def like_it(ours: SharedReplayBuffer, kind: Any, **more: Any) -> Any:
-    """Stable-Baselines3's own buffer for the same environments."""
+    """Makes Stable-Baselines3's own buffer for the same environments."""
     place = ours.observation_space, ours.action_space
     return kind(ours.buffer_size * ours.n_envs, *place, device="cpu", n_envs=ours.n_envs, **more)
 
 
 def places(ours: SharedReplayBuffer, sample: Any) -> list[tuple[int, int]]:
-    """Row and environment of each sampled item; the ring has not wrapped."""
+    """Returns the row and environment of each sampled item of a ring that has not wrapped."""
     return [divmod(index, ours.n_envs) for index in sample.indices.tolist()]
 
 
@@ -96,7 +96,7 @@ def test_observations_that_are_stored_once_come_back_as_if_stored_twice(
     ours = made(100, envs_of(*place, 2), optimize_memory_usage=True)
     theirs = like_it(ours, buffers.DictReplayBuffer if space == "dict" else buffers.ReplayBuffer)
     once = None
-    if space != "dict":  # which Stable-Baselines3 does not store once
+    if space != "dict":  # Stable-Baselines3 does not support these in its memory-efficient variant
         more = {"optimize_memory_usage": True, "handle_timeout_termination": False}
         once = like_it(ours, buffers.ReplayBuffer, **more)
     for one in (ours, theirs, once):
@@ -139,7 +139,7 @@ def test_single_frames_come_back_as_the_stacks_of_the_environment(
     ours = made(100, envs_like(2), frame_stack=3, optimize_memory_usage=once)
     theirs = like_it(ours, buffers.ReplayBuffer)
     for one in (ours, theirs):
-        for seed in (0, 1):  # the second time in the middle of an episode, as `learn` does
+        for seed in (0, 1):  # the second time in the middle of an episode, as in `learn`
             fill(one, envs_like(2), 16, seed)
     sample = ours.sample(300)
     for at, (row, env_index) in enumerate(places(ours, sample)):
