@@ -1,6 +1,7 @@
-"""What every test is held to: nothing that it starts, opens, maps, locks or makes outlives it.
+"""Rules for every test: whatever it starts, opens, maps, locks or creates must end with it.
 
-Free of torch and numpy, because the crash tests and the sanitizer run start without them.
+This module imports neither torch nor numpy, because the crash tests and the sanitizer run start
+without them.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from tests import holdings
 from tests.mutants.mutant import mutants
 from tests.selection import sample
 
-# Draws repeat from run to run, and no test asserts a longest time.
+# Draws are the same in each run, and hypothesis enforces no deadline.
 hypothesis.settings.register_profile("shmbuffer", derandomize=True, deadline=None, max_examples=60)
 hypothesis.settings.register_profile(
     "shmbuffer --full", hypothesis.settings.get_profile("shmbuffer"), max_examples=400
 )
 
-# Inherited by every program that a test starts, also by one whose parent has been killed since.
+# Inherited by every program that a test starts, even if its parent has been killed since.
 MARK = ("SHMBUFFER_TEST_SESSION", str(os.getpid()))
 os.environ.update([MARK])
 
-# So is the folder of its sitecustomize.py; last, because a run for coverage has one of its own.
+# The folder of sitecustomize.py is inherited, too. It comes last, because coverage has its own.
 STARTUP = str(Path(__file__).parent / "startup")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), STARTUP]))
 
-# These live as long as the interpreter that started them. What a forkserver forks does not.
+# Helpers that live as long as the interpreter that started them, unlike forks of a forkserver.
 HELPERS = (b"multiprocessing.forkserver", b"multiprocessing.resource_tracker")
 
-# How long a process may take from its kill to its end; a test that cleans up waits for nothing.
+# Longest time from a kill to the end of a process; a test that cleans up does not wait.
 PATIENCE_S = 30.0
 
-# A shell ignores Ctrl-C for what it starts in the background, and so would every program of ours.
+# A shell makes background programs ignore Ctrl-C, and our programs would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -53,7 +54,7 @@ _passed = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The default run takes a sample of each product; see tests/selection.py."""
+    """Adds ``--full``. The default run takes a sample of each product; see tests/selection.py."""
     parser.addoption(
         "--full",
         action="store_true",
@@ -62,26 +63,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before tests are imported: each takes what its profile says of itself."""
+    """Sets the hypothesis profile before tests are imported, because tests read it on import."""
     hypothesis.settings.load_profile("shmbuffer" + " --full" * config.getoption("full"))
 
 
-@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
+@pytest.hookimpl(optionalhook=True)  # this hook exists only with pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """With ``--dist loadgroup``: the groups of tests/groups.py."""
+    """Returns the scheduler for the groups of tests/groups.py with ``--dist loadgroup``."""
     from tests.groups import GroupScheduling
 
     return GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_sessionstart() -> None:
-    """Collect no garbage while tests are collected: there is next to none."""
+    """Disables garbage collection while tests are collected, as there is hardly any garbage."""
     gc.disable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and -m, which do not change the sample
+@pytest.hookimpl(tryfirst=True)  # runs before -k and -m, which do not change the sample
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take what the run is for, and begin with what takes longest."""
+    """Selects the tests of this run, and sorts the longest ones first."""
     if not config.getoption("full"):
         left_out = _left_out(items) - _named(config, items)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
@@ -90,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """What only `--full` runs."""
+    """Returns the tests that only `--full` runs."""
     left_out = {item for item in items if item.get_closest_marker("full")}
     products: dict[tuple[str, tuple[str, ...], int | None], dict[str, pytest.Item]] = {}
     for item in items:
@@ -107,7 +108,7 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def _named(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
-    """What the command line names by its whole id, and what has to catch a seeded bug."""
+    """Returns the tests that the command line names by their id, or that catch a seeded bug."""
     caught_by = {test for mutant in mutants() for test in mutant.caught_by}
     named = [argument for argument in config.args if "::" in argument]
     return {
@@ -119,16 +120,16 @@ def _named(config: pytest.Config, items: list[pytest.Item]) -> set[pytest.Item]:
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is there now out of every later search for garbage.
+    """Excludes all existing objects from later garbage collections.
 
-    A session has a million objects in its modules and its tests, and a search that goes through
-    them takes longer than most tests, which ask for one as soon as they leave a cycle.
+    The modules and tests of a session have a million objects. A collection that searches them takes
+    longer than most tests, which need one whenever they leave a cycle.
     """
     gc.collect()
     gc.freeze()
     gc.enable()
-    # To loggers that keep what they hear to themselves pytest listens one by one, six times a test.
-    # Most are torch's, which says little.
+    # pytest attaches handlers one by one, six times for each test, to loggers that do not
+    # propagate. Most of these are torch's, which log little.
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
             logger.propagate = True
@@ -138,7 +139,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tell the fixture below whether the test itself passed."""
+    """Reports to the fixture below whether the test itself has passed."""
     report = yield
     if report.when == "call":
         item.stash[_passed] = report.passed
@@ -147,27 +148,27 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary_files_are_seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Temporary files get a directory that no other process of the machine writes to."""
-    tmp_path_factory.getbasetemp()  # pytest's own stay where they are
+    """Puts temporary files into a directory to which no other process of the machine writes."""
+    tmp_path_factory.getbasetemp()  # pytest's own temporary files stay where they are
     path = Path(tempfile.mkdtemp(prefix="shmbuffer-tests-"))
-    path.chmod(0o755)  # some tests become another user
+    path.chmod(0o755)  # some tests switch to another user
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(path))
         patch.setattr(tempfile, "tempdir", str(path))
         yield
-    # Behind multiprocessing, which removes its own directory in it at exit, with priority -100.
+    # Runs after multiprocessing has removed its own directory in it, which has priority -100.
     multiprocessing.util.Finalize(None, shutil.rmtree, args=[path], exitpriority=-200)
 
 
 @pytest.fixture(scope="session")
 def full(pytestconfig: pytest.Config) -> bool:
-    """Whether there is time for all of a test that draws some of its cases by itself."""
+    """True if a test that draws some of its cases itself has time for all of them."""
     return bool(pytestconfig.getoption("full"))
 
 
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
-    """A directory in memory where there is one: syncs cost nothing there."""
+    """Makes a directory in memory if possible, because syncs cost nothing there."""
     base = holdings.IN_MEMORY if os.access(holdings.IN_MEMORY, os.W_OK) else None
     path = Path(tempfile.mkdtemp(prefix=f"shmbuffer-test-{os.getpid()}-", dir=base))
     yield path
@@ -176,7 +177,7 @@ def fast_path() -> Iterator[Path]:
 
 @pytest.fixture
 def on_disk() -> Iterator[Path]:
-    """A directory on a disk, where there is one: those of pytest may be in memory."""
+    """Makes a directory on a disk if possible, because pytest's directories may be in memory."""
     from shmbuffer.memory.system.region import Directory
 
     path = Path(tempfile.mkdtemp(prefix=f"shmbuffer-test-{os.getpid()}-"))
@@ -191,25 +192,25 @@ def on_disk() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a process running, or anything of `holdings`.
+    """Fails a test that leaves a running process, or anything in `holdings`.
 
-    After a test that failed the processes are ended and nothing more is said: its frames are kept
-    for the report, and they hold what they opened.
+    After a failed test the processes are ended without a further error, because the report keeps
+    the frames of the test, which hold its open objects.
     """
     processes, before = _descendants(), holdings.held()
     yield
     left = _killed_in_the_end(lambda: _descendants() - processes)
     if request.node.stash.get(_passed, False):
         assert not left, "these processes were left running, and have been killed now"
-        request.node.funcargs.clear()  # pytest keeps what fixtures gave until after their end
+        request.node.funcargs.clear()  # pytest keeps the values of fixtures until after they end
         assert not holdings.gained(before), "this was not given back"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_is_left_behind_for_long(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The same for processes whose parent died before them, and for maps.
+    """Fails a module that leaves orphaned processes or memory maps.
 
-    Once a module, because it looks through all of /proc, and collects garbage.
+    The check runs once for each module, because it searches all of /proc and collects garbage.
     """
     before, mapped, failed = _marked(), holdings.mapped(), request.session.testsfailed
     yield
@@ -220,7 +221,7 @@ def _nothing_is_left_behind_for_long(request: pytest.FixtureRequest) -> Iterator
 
 
 def _killed_in_the_end(remaining: Callable[[], set[int]]) -> list[str]:
-    """Wait until no process remains; kill and describe those that do not end by themselves."""
+    """Waits until no process remains; kills and describes those that do not end by themselves."""
     deadline = time.monotonic() + PATIENCE_S
     while processes := remaining():
         if time.monotonic() > deadline:
@@ -234,7 +235,7 @@ def _killed_in_the_end(remaining: Callable[[], set[int]]) -> list[str]:
 
 
 def _descendants() -> set[int]:
-    """Every running process below this one, without the helpers that multiprocessing keeps."""
+    """Returns every running descendant of this process, without multiprocessing's helpers."""
     found: set[int] = set()
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -249,7 +250,7 @@ def _descendants() -> set[int]:
 
 
 def _marked() -> set[int]:
-    """Every running program with our mark in its environment, under any parent."""
+    """Returns every running program with our mark in its environment, under any parent."""
     mark = "=".join(MARK).encode()
     return {
         pid
@@ -269,13 +270,13 @@ def _children(pid: int) -> list[int]:
 
 
 def _runs(pid: int) -> bool:
-    """Whether the process is more than an exit status that nobody has read yet."""
+    """True if the process is running, and is not a zombie."""
     _, _, after_name = _read(pid, "stat").rpartition(b") ")
     return after_name[:1] not in (b"", b"Z", b"X")
 
 
 def _is_helper(pid: int) -> bool:
-    """What a forkserver forks has its command line too, but not our process as parent."""
+    """True for a helper itself; its forks have the same command line but another parent."""
     command = _read(pid, "cmdline")
     return any(helper in command for helper in HELPERS) and pid in _children(os.getpid())
 
@@ -285,7 +286,7 @@ def _command_of(pid: int) -> str:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """A file below /proc; empty where the process is gone, or not ours to look at."""
+    """Reads a file below /proc; returns b"" if the process is gone or belongs to another user."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()

@@ -1,15 +1,16 @@
-"""Frames and sequences for tests and benchmarks: made on the spot, the same for the same seed.
+"""Makes frames and sequences for tests and benchmarks, reproducible by seed.
 
     film          what a game shows: sprites that move over a structured background
     transitions   the film as a learner gets it: stacks of four frames, and the next ones
     sequences     what a language model writes, of lengths from 10 to 10,000
     recorded      what an environment of gymnasium shows, where its renderer is installed
 
-Grey frames of 84 x 84 bytes of twelve Atari games, each played at random for 1500 steps, shrink 5.5
-to 42 times at level 3 of zstd, and stacks of four of them 15 to 97 times (median 10 and 22); 0.5 to
-16 % of the pixels change in a step (median 2). Films are made to be like that.
+Grey Atari frames of 84 x 84 bytes were measured: twelve games, played at random for 1500 steps
+each. At level 3 of zstd, single frames shrink 5.5 to 42 times (median 10), and stacks of four
+frames 15 to 97 times (median 22). In each step 0.5 to 16 % of the pixels change (median 2). Films
+are made to have similar values.
 
-Imported by benchmarks also where shmbuffer is not installed: it must not import shmbuffer.
+Benchmarks import this module where shmbuffer is not installed, so it must not import shmbuffer.
 """
 
 from __future__ import annotations
@@ -26,38 +27,38 @@ SIZE = 84
 STACK = 4
 VOCABULARY = 50_000
 
-_FINE = 2 * SIZE  # drawn at twice the size: edges come out in between, as when Atari's are shrunk
-_SKY = 16  # fine rows above the field: the score is there
+_FINE = 2 * SIZE  # drawn at twice the size, so that edges become grey, as in shrunken Atari frames
+_SKY = 16  # rows above the field, at twice the size, for the score
 _TILE = 12
-_REWARDED = 0.03  # of the steps
-_LONGEST = 400  # steps of an episode
+_REWARDED = 0.03  # share of the steps with a reward
+_LONGEST = 400  # longest episode, in steps
 
 Frames = NDArray[np.uint8]
 
 
 def film(count: int, *, seed: int = 0) -> Frames:
-    """What a game shows, step by step, in one episode.
+    """Makes the frames of a game during one episode.
 
     Args:
-        count: frames.
-        seed: of the game: its background, its sprites and how they move.
+        count: number of frames.
+        seed: seed of the game: its background, its sprites and their movements.
 
     Returns:
         uint8 ``[count, 84, 84]``.
 
-    Cost: about 0.1 ms a frame.
+    Cost: about 0.1 ms for each frame.
     """
     rng = np.random.default_rng(seed)
     return _Game(rng).shown(_scores(rng, count))
 
 
 def transitions(count: int, *, seed: int = 0, stack: int = STACK) -> TensorDict:
-    """Consecutive steps of a game, over the ends of its episodes.
+    """Makes consecutive steps of a game across the ends of its episodes.
 
     Args:
-        count: steps.
-        seed: of the game.
-        stack: frames that an observation has. Before the first of an episode it is repeated.
+        count: number of steps.
+        seed: seed of the game.
+        stack: frames in each observation. The first frame of an episode is repeated to fill it.
 
     Returns:
         ``[count]``: ``observation`` uint8 ``[stack, 84, 84]``, ``action`` int64, ``done`` and
@@ -79,7 +80,7 @@ def transitions(count: int, *, seed: int = 0, stack: int = STACK) -> TensorDict:
         ends.append(np.arange(length) == length - 1)
         steps, frames = steps + length, frames + length + 1
     every, before, done = np.concatenate(films), np.concatenate(shown), np.concatenate(ends)
-    done[-1] = False  # the steps end there, not the episode
+    done[-1] = False  # the steps end there, but the episode does not
     last = before[:, -1]
     after = np.concatenate([before[:, 1:], last[:, None] + 1], axis=1)
     over = torch.from_numpy(done[:, None])
@@ -109,20 +110,20 @@ def sequences(
     longest: int = 10_000,
     text: bool = False,
 ) -> list[TensorDict]:
-    """What a language model writes, as reinforcement learning keeps it.
+    """Makes sequences like those of a language model in reinforcement learning.
 
     Args:
-        count: sequences. The first is the shortest there is, the second the longest, the others lie
-            between: as many from 10 to 100 as from 1000 to 10,000.
-        seed: of their content.
-        shortest: tokens that one has at least.
-        longest: tokens that one has at most.
-        text: whether they have a ``prompt``, too.
+        count: number of sequences. The first has the shortest length, the second the longest. The
+        other lengths are log-uniform: as many from 10 to 100 as from 1000 to 10,000.
+        seed: seed of the content.
+        shortest: smallest number of tokens.
+        longest: largest number of tokens.
+        text: if True, the sequences also have a ``prompt``.
 
     Returns:
-        Each without batch dimensions: ``tokens`` int64 ``[length]``, few of the vocabulary often,
-        most of it seldom; ``logprobs`` float32 ``[length]``; ``reward`` float32 ``[]``; and
-        ``prompt``, a str of up to 200 letters, not all of one byte.
+        TensorDicts without batch dimensions. ``tokens`` is int64 ``[length]``, with a few frequent
+        tokens and many rare ones. ``logprobs`` is float32 ``[length]`` and ``reward`` is float32
+        ``[]``. ``prompt`` is a str of up to 200 letters, some of which take more than one byte.
     """
     rng = np.random.default_rng(seed)
     spread = math.log(longest / shortest)
@@ -143,19 +144,19 @@ def sequences(
 
 
 def recorded(environment: str, count: int, *, seed: int = 0) -> Frames:
-    """What an environment of gymnasium shows while it is played at random.
+    """Records a gymnasium environment while it is played at random.
 
     Args:
         environment: its id, such as ``"CartPole-v1"`` (its renderer is pygame) or
             ``"ALE/Breakout-v5"`` (in ale_py, with its games).
-        count: frames.
-        seed: of the environment and the actions.
+        count: number of frames.
+        seed: seed of the environment and the actions.
 
     Returns:
-        uint8 ``[count, 84, 84]``, grey, shrunk to means of pixels.
+        uint8 ``[count, 84, 84]``, grey, scaled down by averaging pixels.
 
     Raises:
-        ImportError, gymnasium.error.DependencyNotInstalled: the renderer is not there.
+        ImportError, gymnasium.error.DependencyNotInstalled: the renderer is not installed.
     """
     import gymnasium
 
@@ -180,15 +181,15 @@ def recorded(environment: str, count: int, *, seed: int = 0) -> Frames:
 
 @dataclass(frozen=True)
 class _Sprite:
-    """Something that moves: two looks that take turns, and a straight way between the walls."""
+    """A moving object with two alternating pictures that moves straight between the walls."""
 
     looks: tuple[Frames, Frames]
-    """uint8 ``[height, width]``, fine; 0 shows what is behind."""
+    """uint8 ``[height, width]`` at twice the size; 0 is transparent."""
     start: tuple[int, int]
     speed: tuple[int, int]
 
     def places(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row and column at each step: int64 ``[n, 2]``."""
+        """Returns the row and column at each step: int64 ``[n, 2]``."""
         height, width = self.looks[0].shape
         room = np.array([_FINE - _SKY - height, _FINE - width])
         gone = (np.array(self.start) + steps[:, None] * np.array(self.speed)) % (2 * room)
@@ -197,7 +198,7 @@ class _Sprite:
 
 
 class _Game:
-    """A background with tiles, of which one goes with every point, and sprites before it."""
+    """A background with tiles, one of which disappears with every point, and sprites before it."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._background, self._tiles = _background(rng)
@@ -206,7 +207,7 @@ class _Game:
         self._sprites = [_sprite(rng) for _ in range(int(rng.integers(4, 9)))]
 
     def shown(self, scores: NDArray[np.int64]) -> Frames:
-        """The frames of an episode with these scores: uint8 ``[n, 84, 84]``."""
+        """Returns the frames of an episode with these scores: uint8 ``[n, 84, 84]``."""
         steps = np.arange(len(scores))
         places = [sprite.places(steps).tolist() for sprite in self._sprites]
         frames = np.empty((len(scores), SIZE, SIZE), np.uint8)
@@ -226,7 +227,7 @@ class _Game:
         return frames
 
     def _count(self, behind: Frames, points: int, score: int) -> None:
-        """Write the score, and take away a tile for each point."""
+        """Writes the score and removes a tile for each point."""
         for point in range(points, score):
             row, column = self._tiles[point % len(self._tiles)]
             behind[row : row + _TILE, column : column + _TILE] = behind[_FINE - 1, 0]
@@ -236,13 +237,13 @@ class _Game:
 
 
 def _scores(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """Points at each step."""
+    """Draws the points at each step."""
     points: NDArray[np.int64] = np.cumsum(rng.random(count) < _REWARDED, dtype=np.int64)
     return points
 
 
 def _background(rng: np.random.Generator) -> tuple[Frames, list[tuple[int, int]]]:
-    """Bands, a ragged horizon, and tiles: uint8 ``[168, 168]``, and where the tiles are."""
+    """Draws bands, a horizon and tiles: uint8 ``[168, 168]``, and the positions of the tiles."""
     shades = rng.integers(20, 200, 8)
     drawn = np.full((_FINE, _FINE), shades[0], np.uint8)
     edges = np.sort(rng.integers(_SKY, _FINE, 3))
@@ -264,7 +265,7 @@ def _background(rng: np.random.Generator) -> tuple[Frames, list[tuple[int, int]]
 
 
 def _sprite(rng: np.random.Generator) -> _Sprite:
-    """A figure with a left and a right side that are alike, as most in games are."""
+    """Draws a symmetric figure, as most figures in games are."""
     height, half = (int(number) for number in rng.integers(4, 9, 2))
     shade = int(rng.integers(120, 256))
 
@@ -275,21 +276,21 @@ def _sprite(rng: np.random.Generator) -> _Sprite:
 
     first = look()
     second = first.copy()
-    second[-4:] = look()[-4:]  # it walks
+    second[-4:] = look()[-4:]  # the figure walks
     start = rng.integers(0, _FINE, 2)
     speed = rng.choice([-2, -1, 1, 2], 2) * rng.choice([[0, 1], [1, 0], [1, 1]])
     return _Sprite((first, second), (int(start[0]), int(start[1])), (int(speed[0]), int(speed[1])))
 
 
 def _halved(canvas: Frames) -> Frames:
-    """Means of 2 x 2."""
+    """Averages blocks of 2 x 2 pixels."""
     rows = canvas[0::2].astype(np.uint16) + canvas[1::2]
     halved: Frames = ((rows[:, 0::2] + rows[:, 1::2]) >> 2).astype(np.uint8)
     return halved
 
 
 def _shrunk(picture: Frames) -> Frames:
-    """Red, green and blue ``[height, width, 3]`` as grey ``[84, 84]``."""
+    """Converts red, green and blue ``[height, width, 3]`` into grey ``[84, 84]``."""
     grey = picture @ np.array([0.299, 0.587, 0.114])
     for axis in (0, 1):
         starts = np.arange(SIZE) * grey.shape[axis] // SIZE

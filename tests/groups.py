@@ -1,8 +1,9 @@
-"""Which tests run one after the other in one process, where several processes run all of them.
+"""Groups of tests that run in one process when several processes run the test suite.
 
-These share what is dear to start. pytest-xdist has marks for that, but takes them to the scheduler
-in an attribute that pytest does not read from 9.2 on: without a word, each process starts
-everything. The scheduler that decides by names alone is part of its documented interface.
+The tests of a group share something that is expensive to start. pytest-xdist has marks for groups,
+but passes them to the scheduler in an attribute that pytest does not read since 9.2. Each process
+would then start everything without a warning. The scheduler that decides by names alone is part of
+its documented interface.
 """
 
 from __future__ import annotations
@@ -10,18 +11,18 @@ from __future__ import annotations
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-#: Groups of files. A file that is in none shares nothing that is dear: its tests run anywhere.
+#: Groups of files. The tests of all other files share nothing expensive and run anywhere.
 GROUPS = (
-    # A program is compiled for each.
+    # A compiled program.
     ("tests/test_wheel.py",),
     tuple(f"tests/native/test_{name}.py" for name in ("corners", "relink", "stress", "teeth")),
     ("tests/mutants/test_mutants.py",),
-    # A process that has loaded torch serves each.
+    # A server process that has loaded torch.
     ("tests/docs/test_code_blocks.py",),
     ("tests/faults/test_checkpoints.py",),
-    # What each call does where nothing is in its way is found once.
+    # The calls on the usual path, which are recorded once.
     ("tests/hostile/test_public_paths.py",),
-    # A cluster, a group, a run of everything.
+    # A cluster, a process group, or a run of everything.
     ("tests/distributed/test_ray.py",),
     tuple(
         f"tests/distributed/test_{name}.py"
@@ -30,7 +31,7 @@ GROUPS = (
     ("tests/distributed/test_rpc.py",),
     ("tests/replay/test_resume.py",),
     ("tests/test_benchmarks.py",),
-    # A buffer that others use.
+    # A buffer that is in use.
     ("tests/cli/test_plot.py",),
     ("tests/test_monitoring.py",),
     ("tests/torture/test_rules.py",),
@@ -39,7 +40,7 @@ _FIRST = {file: group[0] for group in GROUPS for file in group}
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """Groups first, those of most tests before the others; then test by test."""
+    """Schedules groups first, the largest groups before the others, and then single tests."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _FIRST.get(nodeid.partition("::")[0], nodeid)
@@ -47,7 +48,7 @@ class GroupScheduling(LoadScopeScheduling):
     def mark_test_complete(
         self, node: WorkerController, item_index: int, duration: float = 0
     ) -> None:
-        """Forget what is done: its base goes through all that it has given out after each test."""
+        """Removes finished tests, because the base class searches all scheduled tests each time."""
         super().mark_test_complete(node, item_index, duration)
         scope = self._split_scope(self.registered_collections[node][item_index])
         if all(self.assigned_work[node][scope].values()):

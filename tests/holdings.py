@@ -1,7 +1,7 @@
-"""What a process holds of the system at one moment, to be compared before and after a test.
+"""Lists the system resources that a process holds, to compare them before and after a test.
 
-Each thing is a line of text; what was held twice counts twice. Not counted is what the interpreter
-keeps for as long as it lives, as what multiprocessing starts once.
+Each resource is a line of text, and duplicates count. Resources that the interpreter keeps until it
+ends, such as the helpers of multiprocessing, are not listed.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from collections.abc import Callable, Iterator
 
 IN_MEMORY = "/dev/shm"
 
-# struct procmap_query (linux/fs.h): size, flags, address; start, end, flags, page, offset, inode,
-# device of what was found; sizes and addresses of its name and of its build id.
+# struct procmap_query (linux/fs.h): size, flags, address; then start, end, flags, page, offset,
+# inode and device of the result; sizes and addresses of its name and of its build id.
 _QUERY = struct.Struct("=9Q4I2Q")
 _PROCMAP_QUERY = 3 << 30 | _QUERY.size << 16 | ord("f") << 8 | 17
 _SHARED_FILE_AT_OR_BEHIND = 0x08 | 0x10 | 0x20
 _END = 4
-# The same in text: "...-... rw-s offset device inode path".
+# The equivalent line in text: "...-... rw-s offset device inode path".
 _SHARED_MAP = re.compile(rb"s [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9][0-9]* +(.*)\n")
-# Memory that multiprocessing hands out in pieces, to a barrier for instance, and keeps; files of
-# installed packages, such as fonts.
+# Memory that multiprocessing keeps and shares out, for example to a barrier, and files of installed
+# packages, such as fonts.
 _KEPT_FILES = re.compile(rf"^{IN_MEMORY}/pym-|/site-packages/")
 _KEPT_MAPS = re.compile(r"/gconv-modules\.cache$")
-# Directories that multiprocessing and torch make once a process.
+# Directories that multiprocessing and torch make once for each process.
 _KEPT_NAMES = ("pymp-", "torchinductor_")
-# What `tempfile.gettempdir` writes to see whether a directory can be written to, and removes at
-# once; a process that is killed in between leaves it. Its other names begin with "tmp".
+# Files with which `tempfile.gettempdir` checks that it can write to a directory. It removes them
+# immediately, unless the process is killed. Its other names begin with "tmp".
 _PROBE = re.compile(r"[a-z0-9_]{8}")
 
-#: How long a thread may take to its end; nothing is waited for where none is left.
+#: Longest time for a thread to end; there is no wait if no thread is left.
 PATIENCE_S = 30.0
 
 
 def held() -> Counter[str]:
-    """Open files, threads, file locks and names of files, now. Takes 0.1 ms."""
+    """Returns open files, threads, file locks and names of files. Takes 0.1 ms."""
     return Counter(line for kind in (_files, _threads, _names) for line in kind())
 
 
 def open_files_of_buffers() -> Counter[str]:
-    """Those below `.shmbuffer` only, for a test whose other files are somebody else's."""
+    """Returns the open files below `.shmbuffer`, for a test in which other files stay open."""
     return Counter(line for line in _files() if "/.shmbuffer/" in line)
 
 
 def locked_files() -> Iterator[tuple[str, str]]:
-    """The files open here that are locked, each with its lock: type, inode, bytes.
+    """Yields the locked files that are open here, each with its lock: type, inode, bytes.
 
-    What the kernel says of a descriptor is there at once. Before it shows /proc/locks it waits for
-    all processors, several milliseconds, which is longer than most tests take.
+    The kernel reports the locks of a descriptor immediately. Reading /proc/locks would wait for all
+    processors, which takes several milliseconds, longer than most tests.
     """
     for descriptor, target in _open():
         for lock in _locks(descriptor, target):
@@ -67,13 +67,13 @@ def locked_files() -> Iterator[tuple[str, str]]:
 
 
 def mapped() -> Counter[str]:
-    """Maps of files, now. Those of a buffer stay until Python collects its garbage."""
+    """Returns the mapped files. Maps of a buffer stay until Python collects its garbage."""
     return Counter(_maps())
 
 
 def gained(before: Counter[str], look: Callable[[], Counter[str]] = held) -> list[str]:
-    """What is there in addition to what was there before, and is no mere garbage."""
-    for young in (0, 1):  # as most garbage of a test is, and a search for all takes far longer
+    """Returns the resources that were added since ``before``, after collecting garbage."""
+    for young in (0, 1):  # most garbage of a test is young, and a full collection takes far longer
         if not look() - before:
             return []
         gc.collect(young)
@@ -83,14 +83,14 @@ def gained(before: Counter[str], look: Callable[[], Counter[str]] = held) -> lis
         threads = [one for one in threading.enumerate() if f"thread: {one.name}" in more]
         if not threads or time.monotonic() > deadline:
             break
-        # Of a pool that nobody has any more: at work it keeps things from being collected, then it
-        # is garbage itself, and its threads end.
+        # A pool that is no longer referenced keeps objects alive while it works. Then it becomes
+        # garbage itself, and its threads end.
         threads[0].join(0.05)
     return sorted((look() - before).elements())
 
 
 def _files() -> Iterator[str]:
-    """Open files, and the locks on them."""
+    """Yields open files and the locks on them."""
     kept = set(map(str, _pipes_of_multiprocessing()))
     for descriptor, target in _open():
         if descriptor not in kept and not _KEPT_FILES.search(target):
@@ -100,7 +100,7 @@ def _files() -> Iterator[str]:
 
 
 def _open() -> Iterator[tuple[str, str]]:
-    """Each descriptor and what it stands for."""
+    """Yields each descriptor and its target."""
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             yield descriptor, os.readlink(f"/proc/self/fd/{descriptor}")
@@ -116,7 +116,7 @@ def _locks(descriptor: str, target: str) -> Iterator[str]:
 
 
 def _pipes_of_multiprocessing() -> Iterator[int | None]:
-    """Those to the helpers that it starts when they are first needed."""
+    """Yields the descriptors of the helpers that multiprocessing starts on demand."""
     if "multiprocessing.resource_tracker" in sys.modules:
         yield sys.modules["multiprocessing.resource_tracker"]._resource_tracker._fd
     if "multiprocessing.forkserver" in sys.modules:
@@ -130,7 +130,7 @@ def _maps() -> Iterator[str]:
 
 
 def _shared_maps() -> list[bytes]:
-    """The names of the files, by a query (Linux 6.11) that skips the hundreds of other maps."""
+    """Returns the names of the files, using a query (Linux 6.11) that skips all other maps."""
     name = ctypes.create_string_buffer(4096)
     found: list[bytes] = []
     at = 0
@@ -156,7 +156,7 @@ def _threads() -> Iterator[str]:
 
 
 def _names() -> Iterator[str]:
-    """In the directory for temporary files, which is of this process alone, and in memory."""
+    """Yields the names in this process's temporary directory and in memory."""
     folder = tempfile.gettempdir()
     for name in os.listdir(folder):
         if name.startswith(_KEPT_NAMES) or _PROBE.fullmatch(name):
@@ -167,12 +167,13 @@ def _names() -> Iterator[str]:
         pid = str(os.getpid())
         mine = re.compile(rf"(?<![0-9]){pid}(?![0-9])")
         for name in os.listdir(IN_MEMORY):
-            if pid in name and mine.search(name):  # a search takes longer, and there are hundreds
+            # a regular expression takes longer, and there are hundreds of names
+            if pid in name and mine.search(name):
                 yield f"left in {IN_MEMORY}: {name}"
 
 
 def _owned() -> set[str]:
-    """Directories that this process removes at its end."""
+    """Returns the directories that this process removes at exit."""
     cleanup = sys.modules.get("shmbuffer.memory.directory.cleanup")
     return {str(one.path) for one in cleanup._owned} if cleanup else set()
 

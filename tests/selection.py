@@ -1,13 +1,13 @@
-"""Which cases of a product the default run takes; `pytest --full` takes all of them.
+"""Selects the cases of products for the default run; `pytest --full` takes all of them.
 
-A product is a test that is marked ``product``. Of its cases the default run takes a few that meet
-each value of each parameter once at least; a dataclass counts as its fields. Where values matter
-together, the marker names them: with ``product("kind point")`` each kind is also met at each point.
-Where these are still too many, the marker says how many it takes: ``product(few=2)``. They are
-those that meet most. Which cases these are follows from the cases alone, so that every run takes
-the same ones.
+A product is a test that is marked ``product``. The default run takes a few of its cases, so that
+each value of each parameter occurs at least once. A dataclass counts as its fields. If combinations
+of values matter, the marker names their parameters: with ``product("kind point")`` each kind also
+occurs at each point. If these are still too many cases, the marker limits their number:
+``product(few=2)``. The cases with the most values are then taken. The selection depends only on the
+cases, so that it is the same in every run.
 
-A seed is no value of a product that has to be met: of `seeds` the default run takes the first few.
+Seeds are not values that must occur: of `seeds` the default run takes the first few.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Need = tuple[Hashable, ...]
 def sample(
     cases: Mapping[str, Case], together: Iterable[str] = (), few: int | None = None
 ) -> list[str]:
-    """Names of the cases that the default run takes, in order.
+    """Returns the names of the cases that the default run takes, in order.
 
     Args:
-        cases: names, and the values of the parameters by their names.
-        together: names of parameters, separated by blanks, whose combinations have to be met.
-        few: at most so many, and what they do not meet only `--full` does.
+        cases: the names of the cases, with the values of their parameters by name.
+        together: names of parameters, separated by blanks, whose combinations must occur.
+        few: the largest number of cases; only `--full` covers what they omit.
     """
     groups = [names.split() for names in together]
     needs = {name: _needs(_values(case), groups) for name, case in cases.items()}
@@ -39,8 +39,8 @@ def sample(
         for need in some:
             meets.setdefault(need, []).append(name)
     missing, taken = set(meets), set()
-    # What few cases meet comes first. Of these cases the one that meets most of what is missing is
-    # taken; where several do, a hash decides, so that what is named first is not taken each time.
+    # Rare values come first. The case with the most missing values is taken. A hash decides between
+    # equal cases, so that the first one is not taken each time.
     for need in sorted(meets, key=lambda need: len(meets[need])):
         if need in missing and len(taken) != few:
             best = max(
@@ -52,16 +52,19 @@ def sample(
 
 
 def seeds(few: int, every: int) -> list[object]:
-    """Values for a parameter: of ``every`` seed the default run takes ``few``."""
+    """Returns values of a seed parameter:
+
+    ``every`` seeds, of which the default run takes ``few``.
+    """
     return [
         pytest.param(seed, marks=pytest.mark.full if seed >= few else ()) for seed in range(every)
     ]
 
 
 def _needs(values: dict[str, Hashable], groups: list[list[str]]) -> dict[Need, None]:
-    """What the case meets: its values, and the combinations of them that are asked for.
+    """Returns the values of the case and the requested combinations of them.
 
-    In order, where a set has another one in each process, and so would the cases be.
+    They are ordered, because the order of a set would differ between processes.
     """
     combined = [tuple((name, values[name]) for name in names if name in values) for names in groups]
     return dict.fromkeys([*values.items(), *combined])
@@ -79,7 +82,7 @@ def _values(case: Case) -> dict[str, Hashable]:
 
 
 def _comparable(value: object) -> Hashable:
-    """The value with its type, as 1 is not True here; one that has no hash is like no other."""
+    """Returns the value with its type, because 1 is not True here; unhashable values are unique."""
     try:
         hash(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The benchmarks run, at a size where their figures mean nothing: only the form is looked at."""
+"""The benchmarks run at a small size, and the form of their results is checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("matplotlib")  # the plots are drawn with it
+pytest.importorskip("matplotlib")  # needed for the plots
 
 import itertools
 
@@ -46,7 +46,7 @@ from benchmarks.peer import PEERS, Peer, PeerError, why_not
 
 ROOT = Path(__file__).parents[1]
 
-# The calls of cpprb, in a process that needs no torch: what is tested is the way there. Those of
+# The calls of cpprb, in a process without torch: this tests the connection to a peer. The calls of
 # torchrl are tested in tests/compat.
 STAND_IN = """
 import numpy as np
@@ -80,15 +80,15 @@ class ReplayBuffer:
 
 PrioritizedReplayBuffer = MPPrioritizedReplayBuffer = ReplayBuffer
 """
-# Contention has tests of its own, without a process that imports torch; so have frames, and what
-# needs Ray.
+# Contention, frames and the benchmarks on Ray have tests of their own. Contention needs no process
+# that imports torch.
 MEASURED = [name for name in BENCHMARKS if name not in ("contention", "frames", "sharded")]
-#: Without `--full`: what the tables of operations need.
+#: The operations for the tables, without `--full`.
 FEW = ["add", "sample", "recover"]
 BOUNDED = {"extend", "sample", "cycle", "capacity", "latency"}
 BESIDE = {"add", "extend", "sample", "cycle", "writers", "attach", "capacity", "latency"}
 
-# What is measured of items of any size; 16 of them are there.
+# Operations on items of any size; there are 16 such items.
 AT_MOST = {"extend(16)", "sample(16), all entries read"}
 RECORDS = {
     "frames": {*AT_MOST, "times smaller", "add(1)", "sample(16), as it comes"},
@@ -116,7 +116,7 @@ MIXED = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, full: bool) -> tuple[str, dict[str, Any], Path]:
-    """What the benchmarks printed and wrote, beside a peer; nothing else is left of them."""
+    """Runs the benchmarks beside a peer; returns their output and results."""
     scratch = tmp_path_factory.mktemp("benchmarks")
     buffers, out = scratch / "buffers", scratch / "out"
     (scratch / "cpprb.py").write_text(STAND_IN)
@@ -126,7 +126,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, full: bool) -> tuple[str, dict
         patch.setattr(benchmarks.signal, "signal", lambda *_: None)
         patch.setattr(benchmarks, "interpreter", lambda name: scratch / name)
         patch.setattr(benchmarks, "why_not", lambda name: f"{name} is not here")
-        # As few processes that write as show one beside another.
+        # The fewest writers that show contention.
         patch.setattr(benchmarks.writers, "WRITERS", (0, 2))
         patch.setattr(benchmarks.capacity, "STEPS", (10, 100))
         patch.setattr(benchmarks.whole, "STEPS", (60, 100))
@@ -248,7 +248,7 @@ def test_a_ratio_compares_with_a_peer_that_was_measured(
     assert "x zstandard [" in printed
     for part in found["benchmarks"]:
         for result in part["results"]:
-            alone = result["operation"].startswith("reserve")  # nobody else has it
+            alone = result["operation"].startswith("reserve")  # other clients do not hold it
             if result["library"] == "shmbuffer" and part["name"] in BESIDE and not alone:
                 compared = [ratio["to"] for ratio in result["ratios"]]
                 assert compared == ["cpprb", *(["bound"] if part["name"] in BOUNDED else [])]
@@ -273,7 +273,7 @@ def test_the_table_has_a_line_for_every_row_that_was_measured(
 
 
 def test_a_target_is_a_ratio_to_the_bound() -> None:
-    """It does not depend on the machine: both sides are measured in the same rounds."""
+    """The ratio does not depend on the machine, because both sides run in the same rounds."""
 
     def of(ours: list[float]) -> list[str]:
         part = {
@@ -313,7 +313,7 @@ def test_the_pictures_of_the_pages_are_drawn_from_the_recorded_figures(tmp_path:
     for path in drawn:
         kept = next(one for one in shown if one.name.removeprefix("bench-") == path.name)
         assert set(LETTERS.findall(kept.read_text())) == set(LETTERS.findall(path.read_text()))
-        assert "10^" not in path.read_text()  # plain numbers as ticks
+        assert "10^" not in path.read_text()  # ticks are plain numbers
 
 
 LETTERS = re.compile(r">([^<>]*[\w][^<>]*)</text>")
@@ -351,7 +351,7 @@ def test_stored_results_are_shown_again_without_measuring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, found, out = run
-    monkeypatch.setattr(plots, "draw", lambda *_: [])  # once is enough
+    monkeypatch.setattr(plots, "draw", lambda *_: [])  # one run is enough
     assert main(["--found", str(out / "found.json"), "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert table.markdown(found) in printed
@@ -497,7 +497,7 @@ def test_contention_says_what_is_measured_and_what_is_modelled(
     assert 0.5 < alone / (32 / 12e-6) <= 1.01
     full = figures["modelled, 16 processors, learner beside 64 x extend(32)", "the mutex is held"]
     assert full == pytest.approx(1, rel=0.01)
-    # Steps of an environment come between the writes of each.
+    # Each writer steps its environment between its writes.
     slow = figures["modelled, 64 processors, learner beside 63 x extend(32), 10 us a step", "items"]
     assert 0.9 < slow / (63 * 32 / (32 * 10e-6 + 12e-6)) <= 1.01
 
@@ -507,11 +507,11 @@ def test_a_model_gives_what_can_be_computed() -> None:
     alone = scaling.simulate([scaling.Role(1, steps)], 1, 0.01)
     assert alone.calls[0] == pytest.approx(250_000, rel=0.01)
     assert alone.busy == pytest.approx(0.25, rel=0.01)
-    # Four of them fill the mutex; as many processors more change nothing.
+    # Four writers saturate the mutex; more processors change nothing.
     full = scaling.simulate([scaling.Role(64, steps)], 64, 0.01)
     assert full.calls[0] == pytest.approx(1_000_000, rel=0.01)
     assert full.busy == pytest.approx(1, rel=0.01)
-    # One processor does no more for many than for one, and shares itself out evenly.
+    # One processor does the same work for many processes, and divides it evenly.
     shared = scaling.simulate([scaling.Role(1, steps), scaling.Role(3, steps)], 1, 0.3)
     assert sum(shared.calls) == pytest.approx(250_000, rel=0.01)
     assert shared.calls[0] == pytest.approx(62_500, rel=0.2)
@@ -586,7 +586,7 @@ def test_a_peer_s_interpreter_needs_no_shmbuffer(name: str) -> None:
         seen.add(module)
         source = (ROOT / module.replace(".", "/")).with_suffix(".py").read_text()
         tree = ast.parse(source)
-        # What a function imports, only those need that call it.
+        # Only callers of a function need its imports.
         for node in tree.body if name not in ("torchrl", "ray") else ast.walk(tree):
             if isinstance(node, ast.Import):
                 ahead += [alias.name for alias in node.names]

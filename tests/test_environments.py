@@ -1,4 +1,4 @@
-"""Steps of gymnasium's environments become transitions, one stream an environment."""
+"""Steps of gymnasium environments become transitions, with one stream for each environment."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ENVS = 3
 
 
 class Counting(gym.Env[Any, Any]):
-    """Its observation is [environment, episode, step], its reward the number of all steps so far.
+    """An environment that observes [environment, episode, step] and rewards the total step count.
 
-    Episode e has 2 + (environment + e) % 4 steps. Every third one is cut off by a time limit.
+    Episode e has 2 + (environment + e) % 4 steps. Every third episode is truncated.
     """
 
     def __init__(self, number: int = 0, nested: bool = False) -> None:
@@ -60,7 +60,7 @@ class Counting(gym.Env[Any, Any]):
 
 
 def expected(number: int, steps: int, n_step: int) -> list[tuple[Any, ...]]:
-    """The items of one environment, from its definition: first, last, reward, gamma, flags."""
+    """Computes the items of one environment: first, last, reward, gamma, flags."""
     items, total, episode = [], 0, 0
     while total < steps:
         length = 2 + (number + episode) % 4
@@ -79,7 +79,7 @@ def expected(number: int, steps: int, n_step: int) -> list[tuple[Any, ...]]:
 
 
 def written(buffer: ReplayBuffer, number: int) -> list[tuple[Any, ...]]:
-    """The same of what was stored, in order."""
+    """Returns the stored items of one environment, in order and in the form of `expected`."""
     data = buffer[:]
     mine = data[data["observation"][:, 0] == number]
     after = mine["next"]
@@ -99,7 +99,10 @@ def buffer(tmp_path: Path) -> Iterator[ReplayBuffer]:
 
 
 def play(recorder: Recorder, env: Any, vector: bool, resets: bool) -> list[int]:
-    """At least STEPS steps of each environment; the action is the number of the step, from 1."""
+    """Plays at least STEPS steps of each environment.
+
+    An action is the number of the step, from 1.
+    """
     obs, _ = env.reset()
     recorder.reset(obs)
     taken = np.zeros(ENVS if vector else 1, np.int64)
@@ -294,7 +297,7 @@ def test_an_environment_that_resets_in_the_same_step_needs_final_observations(
         recorder.step(*after)
     written = len(buffer)
     recorder.step(after[0], action, np.array([0.0, 5.0]), off, off, {})
-    assert len(buffer) > written  # with reward 0 it is a step that only resets
+    assert len(buffer) > written  # a step that only resets has the reward 0
 
 
 def test_a_single_environment_that_was_reset_beside_the_recorder_is_refused(
@@ -385,7 +388,7 @@ def test_an_observation_of_another_dtype_than_that_of_reset_is_refused(
 
 
 def steps_of(recorder: Recorder, count: int = 3) -> None:
-    """Steps of two environments with observations, actions and extra entries of float64."""
+    """Records steps of two environments with float64 observations, actions and extra entries."""
     obs = {"state": np.full((2, 3), 1 / 3), "frame": np.zeros((2, 2), np.uint8)}
     recorder.reset(obs)
     action, off = np.full((2, 1), 1 / 7), np.zeros(2, np.bool_)

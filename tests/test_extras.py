@@ -1,4 +1,4 @@
-"""Where an optional package is missing, the command that installs it is the right one."""
+"""If an optional package is missing, the error names the right command to install it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: object) -> None:
-    """Leave what pip leaves of an installation, in front of the real one."""
+    """Puts pip's metadata of an installation in front of the real one."""
     folder = tmp_path / "site" / "shmbuffer-0.1.0.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.4\nName: shmbuffer\nVersion: 0.1.0\n")

@@ -1,10 +1,10 @@
-"""Files are created, replaced and removed in one module, and no reader of a save has to wait.
+"""Files are created, replaced and removed by one module, and readers of saves never block.
 
-The sources are read, not run. `shmbuffer.saves.safe_files` and what is below it
-(`shmbuffer.memory.system`, with its class `Directory`) make and remove files; any other module asks
-them. A call on an object of a class of ours is a helper, and is checked where it is defined. The
-type of the object is worked out from annotations and assignments; what cannot be worked out is
-refused like a call of the system.
+The sources are read but not run. `shmbuffer.saves.safe_files` and the modules below it
+(`shmbuffer.memory.system`, with its class `Directory`) create and remove files for all other
+modules. A call of a method of our own classes is checked where the method is defined. The type of
+the object is derived from annotations and assignments. An object of unknown type is refused like a
+system call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "shmbuffer"
 EXEMPT = ("shmbuffer.memory.system", "shmbuffer.saves.safe_files")
 
-#: The rooms that read files of other users: saves, exports and data sets.
+#: The folders that read files of other users: saves, exports and data sets.
 READERS = tuple(
     f"shmbuffer.{room}."
     for room in (
@@ -34,7 +34,7 @@ _NEW = "writes into a directory that `publish` has just made, and that no other 
 _CHECKED = "the file was opened by `open_file` before, so it is a regular one"
 _ANONYMOUS = "memory without a name in any directory"
 
-#: Module, function and call of each line that makes, changes or reads a file in another way.
+#: Module, function and call of each line that may create, change or read files otherwise.
 ALLOWED = {
     ("shmbuffer.cli", "_run", "os.open"): "the null device, in the place of a closed pipe",
     ("shmbuffer.memory.directory.anonymous", "Anonymous.create", "os.ftruncate"): _ANONYMOUS,
@@ -142,7 +142,7 @@ _WITHOUT_WAITING = os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH
 
 @dataclass(frozen=True)
 class Finding:
-    """A call that makes, changes or removes a file, or reads one in a way that can wait."""
+    """A call that creates, changes or removes a file, or reads one in a way that can block."""
 
     module: str
     function: str
@@ -163,11 +163,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of the value of an expression.
+    """The known properties of an expression's value.
 
-    ``kind`` is "module", "class", "function", "instance" (of a class of the package), "outside" (a
-    name from another package), "made" (what a call of such a name gives), or "many" (something that
-    is iterated over or entered, which gives ``inner``).
+    ``kind`` is one of "module", "class", "function", "instance" (of a class of the package),
+    "outside" (a name from another package), "made" (the result of a call of such a name), and
+    "many" (an iterable or a context manager that yields ``inner``).
     """
 
     kind: str
@@ -178,7 +178,7 @@ class Value:
 
 
 class Module:
-    """The names of one module."""
+    """The names in one module."""
 
     def __init__(self, name: str, source: str) -> None:
         self.name = name
@@ -203,14 +203,14 @@ class Module:
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """The targets of an assignment with their values."""
+    """Yields the targets of an assignment with their values."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             values = node.value
             if isinstance(target, ast.Tuple) and isinstance(values, ast.Tuple):
                 yield from zip(target.elts, values.elts, strict=False)
             elif isinstance(target, ast.Tuple):
-                yield from ((each, ast.Constant(...)) for each in target.elts)  # not known
+                yield from ((each, ast.Constant(...)) for each in target.elts)  # unknown values
             else:
                 yield target, values
     elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
@@ -218,7 +218,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 class Sources:
-    """The modules of the package, and what the expressions in them are."""
+    """The modules of the package, and the values of expressions in them."""
 
     def __init__(self, sources: dict[str, str]) -> None:
         self.modules = {name: Module(name, source) for name, source in sources.items()}
@@ -229,7 +229,7 @@ class Sources:
     # -- names
 
     def named(self, dotted: str) -> Value:
-        """What a dotted name of the package, or of another, is."""
+        """Returns the value of a dotted name in any package."""
         if dotted in self.modules:
             return Value("module", dotted)
         above, _, last = dotted.rpartition(".")
@@ -250,7 +250,7 @@ class Sources:
         return Value("outside", f"builtins.{name}") if name == "open" else None
 
     def guarded(self, key: Any, node: ast.expr, scope: Scope) -> Value | None:
-        """The value of an expression; None where it depends on itself."""
+        """Returns the value of an expression, or None if it depends on itself."""
         if key in self._busy:
             return None
         self._busy.add(key)
@@ -266,9 +266,9 @@ class Sources:
         return self.modules[above], self.modules[above].definitions[last]
 
     def attribute(self, owner: str, name: str) -> Value | None:
-        """An attribute, property or method of an instance of a class of the package."""
+        """Returns an attribute, property or method of an instance of a class of the package."""
         if (owner, name) not in self._attributes:
-            self._attributes[owner, name] = None  # where it depends on itself
+            self._attributes[owner, name] = None  # for an attribute that depends on itself
             self._attributes[owner, name] = self._find_attribute(owner, name)
         return self._attributes[owner, name]
 
@@ -301,7 +301,7 @@ class Sources:
     # -- annotations
 
     def annotated(self, module: Module, node: ast.expr | None, owner: str = "") -> Value | None:
-        """A value of an annotation."""
+        """Returns the value that an annotation describes."""
         match node:
             case ast.BinOp(left=left, right=right):
                 return self.annotated(module, left, owner) or self.annotated(module, right, owner)
@@ -324,7 +324,7 @@ class Sources:
         return None
 
     def result(self, function: Value) -> Value | None:
-        """What a function of the package returns."""
+        """Returns the value that a function of the package returns."""
         owner = "" if function.inner is None else function.inner.name
         return self.annotated(self.modules[function.name], function.node.returns, owner)
 
@@ -343,16 +343,16 @@ def _is_none(node: ast.expr) -> bool:
 
 @dataclass(frozen=True)
 class Scope:
-    """The names that a function sees: its own, those around it, and those of the module."""
+    """The names visible in a function: its own, those of enclosing functions and of the module."""
 
     sources: Sources
     module: Module
     owner: str = ""
     functions: tuple[Any, ...] = ()
-    """From the outermost to the innermost."""
+    """The enclosing functions, outermost first."""
 
     def value(self, node: ast.expr) -> Value | None:
-        """What an expression is; None if that is not known."""
+        """Returns the value of an expression, or None if it is not known."""
         sources = self.sources
         match node:
             case ast.Name(id=name):
@@ -380,7 +380,7 @@ class Scope:
         return None
 
     def entered(self, node: ast.expr) -> Value | None:
-        """What `with` gives for an expression."""
+        """Returns the value that `with` binds for an expression."""
         found = self.value(node)
         if found is None or found.kind == "many":
             return None if found is None else found.inner
@@ -440,7 +440,7 @@ class Scope:
         return None
 
     def _bound(self, function: Any) -> dict[str, list[Any]]:
-        """The names that a function binds, with what each is bound to."""
+        """Returns the names that a function binds, with the expressions that are bound to each."""
         if (found := self.sources._scopes.get(id(function))) is not None:
             return found
         bound: dict[str, list[Any]] = {}
@@ -484,7 +484,7 @@ class Scope:
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """A statement with what is in it, but for the functions that it defines."""
+    """Yields a statement and its nodes, except for nested functions."""
     yield node
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
         for child in ast.iter_child_nodes(node):
@@ -503,7 +503,7 @@ class Check(ast.NodeVisitor):
         self.path: list[str] = []
         self.found: list[Finding] = []
         self.is_reader = module.startswith(READERS)
-        self._functions: set[int] = set()  # of calls, which are not references
+        self._functions: set[int] = set()  # called functions, which are not references
         self.visit(self.module.tree)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -551,7 +551,7 @@ class Check(ast.NodeVisitor):
         self._refer(node)
 
     def _refer(self, node: Any) -> None:
-        """A function that is not called here: somebody else may call it."""
+        """Checks a function that is passed on without a call, because other code may call it."""
         last = node.attr if isinstance(node, ast.Attribute) else self._imported(node)
         is_read = isinstance(node.ctx, ast.Load) and id(node) not in self._functions
         if not is_read or last not in _LAST_NAMES:
@@ -563,7 +563,7 @@ class Check(ast.NodeVisitor):
                 self._add(node, found.name, "is passed on")
 
     def _judge(self, function: ast.expr, args: list[ast.expr], keywords: Any) -> None:
-        """Look at a call."""
+        """Checks a call."""
         options = {each.arg: each.value for each in keywords}
         last = function.attr if isinstance(function, ast.Attribute) else self._imported(function)
         if last not in _LAST_NAMES:
@@ -572,12 +572,12 @@ class Check(ast.NodeVisitor):
         if found is not None and found.kind == "outside":
             self._judge_outside(function, found.name, args, options)
         elif found is not None and found.kind in ("function", "class"):
-            return  # of the package: what it does is looked at where it is defined
+            return  # a function of the package, which is checked where it is defined
         elif isinstance(function, ast.Attribute):
             self._judge_method(function, args, options)
 
     def _imported(self, node: ast.expr) -> str:
-        """The last part of the name that a name stands for, which may be another here."""
+        """Returns the last part of the original name that an imported name stands for."""
         if not isinstance(node, ast.Name):
             return ""
         return self.module.imports.get(node.id, node.id).rpartition(".")[2]
@@ -649,7 +649,7 @@ class Check(ast.NodeVisitor):
             self._add(node, "os.open", "may wait for a FIFO, or follow a link")
 
     def _flags(self, node: ast.expr, module: Module) -> int | None:
-        """The number of an expression of flags, with all that may be in it."""
+        """Returns the number that an expression of flags has if all its optional flags are set."""
         match node:
             case (
                 ast.BinOp(left=one, op=ast.BitOr(), right=other) | ast.IfExp(body=one, orelse=other)
@@ -691,7 +691,7 @@ def _is_false(node: ast.expr | None) -> bool:
 
 
 def _is_of_path(args: list[ast.expr], options: dict[str, ast.expr]) -> bool:
-    """Whether `replace` has the arguments of `Path.replace`; that of text has two or more."""
+    """True if the arguments are those of `Path.replace`; `str.replace` has two or more."""
     return (len(args) == 1 and not options) or "target" in options
 
 
@@ -700,7 +700,7 @@ def findings(sources: Sources, modules: list[str]) -> list[Finding]:
 
 
 def package() -> dict[str, str]:
-    """The source of each module."""
+    """Returns the source of each module."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -722,13 +722,13 @@ def test_files_are_made_changed_and_removed_only_by_their_modules(sources: dict[
 
 
 def calls(sources: dict[str, str], text: str, module: str = "shmbuffer.saves.snippet") -> set[str]:
-    """The calls that are refused in a module of the package with this text."""
+    """Returns the calls that are refused in a module of the package with this text."""
     return {each.call for each in findings(Sources({**sources, module: text}), [module])}
 
 
 @pytest.fixture(scope="module")
 def few(sources: dict[str, str]) -> dict[str, str]:
-    """The modules that the snippets use."""
+    """Returns the modules that the snippets use."""
     names = ("memory.system.region", "memory.system.beneath", "saves.safe_files", "errors")
     return {f"shmbuffer.{name}": sources[f"shmbuffer.{name}"] for name in names}
 
@@ -775,7 +775,7 @@ def few(sources: dict[str, str]) -> dict[str, str]:
         ("import pyarrow.parquet as pq\npq.ParquetWriter(path)", "pyarrow.parquet.ParquetWriter"),
         ("pyarrow().ParquetWriter(path)", "ParquetWriter"),
         ("TensorDict.from_h5(path, mode='r+')", "from_h5"),
-        # What is of an unknown class, or of two, is refused.
+        # Objects of an unknown class, or of two classes, are refused.
         ("def f(folder): folder.unlink('a')", "unlink"),
         (
             "from shmbuffer.memory.system.region import Directory\n"
@@ -789,7 +789,7 @@ def few(sources: dict[str, str]) -> dict[str, str]:
         ),
         (
             "from shmbuffer.memory.system.region import Directory\n"
-            "def f(folder: Directory): folder.touch()",  # a method that it does not have
+            "def f(folder: Directory): folder.touch()",  # Directory has no such method
             "touch",
         ),
     ],

@@ -1,4 +1,4 @@
-"""What tests and benchmarks are fed with is the same every time, and shrinks as real frames do."""
+"""The input of tests and benchmarks is reproducible, and compresses like real frames."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.frames import SIZE, STACK, VOCABULARY, film, recorded, sequences, tra
 
 
 def shrinks(pieces: np.ndarray) -> float:
-    """How many times, each piece on its own, at level 3."""
+    """Returns the compression factor of pieces that are compressed separately at level 3."""
     codec = zstandard.ZstdCompressor(3)
     return pieces.nbytes / sum(len(codec.compress(piece.tobytes())) for piece in pieces)
 
@@ -82,8 +82,8 @@ def test_a_sequence_has_a_logarithm_for_every_token_and_a_prompt_if_asked() -> N
     assert not all(map(str.isascii, prompts))
 
 
-@pytest.mark.filterwarnings("ignore:pkg_resources is deprecated")  # by pygame
-@pytest.mark.filterwarnings("ignore:.*avx2 capable:RuntimeWarning")  # by pygame
+@pytest.mark.filterwarnings("ignore:pkg_resources is deprecated")  # warning of pygame
+@pytest.mark.filterwarnings("ignore:.*avx2 capable:RuntimeWarning")  # warning of pygame
 @pytest.mark.parametrize(
     ("environment", "renderer"), [("CartPole-v1", "pygame"), ("ALE/Breakout-v5", "ale_py")]
 )

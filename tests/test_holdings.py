@@ -1,4 +1,4 @@
-"""What outlives a test is found, and what does not is not."""
+"""Resources that outlive a test are found, and others are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests import holdings
 
 @contextmanager
 def gains(expected: str, look: Callable[[], Counter[str]] = holdings.held) -> Iterator[None]:
-    """The block leaves something of that name."""
+    """Checks that the block leaves a resource with that name."""
     before = look()
     yield
     gained = holdings.gained(before, look)
@@ -59,7 +59,7 @@ def test_both_ways_to_look_at_maps_see_the_same(
     path.unlink()
     asked = holdings._shared_maps()
     assert os.fsencode(f"{path} (deleted)") in asked
-    monkeypatch.setattr(holdings, "_PROCMAP_QUERY", 0)  # as a kernel without it answers
+    monkeypatch.setattr(holdings, "_PROCMAP_QUERY", 0)  # an older kernel does not know the query
     assert sorted(holdings._shared_maps()) == sorted(asked)
     mapped.close()
 
@@ -108,7 +108,7 @@ def test_a_file_in_memory_with_our_pid_in_its_name_is_found() -> None:
 
 
 def test_garbage_is_no_gain(tmp_path: Path) -> None:
-    """A cycle that nobody can reach keeps a file open until it is collected."""
+    """An unreachable cycle keeps a file open until it is collected."""
 
     class Ring:
         me: Ring

@@ -1,4 +1,4 @@
-"""The hot calls take no more instructions than recorded: see benchmarks/instructions.py."""
+"""Frequent calls take no more instructions than recorded; see benchmarks/instructions.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.instructions import RECORDED, CannotCountError, compare, count, 
 @pytest.mark.full  # as scripts/instructions does
 @pytest.mark.slow
 @pytest.mark.longest
-@pytest.mark.timeout(900)  # valgrind imports torch in half a minute of a processor's time
+@pytest.mark.timeout(900)  # valgrind takes half a minute of CPU time to import torch
 def test_no_hot_call_takes_a_tenth_more_instructions_than_recorded() -> None:
     recorded = json.loads(RECORDED.read_text())
     if (why := differing(recorded)) is not None:
@@ -50,7 +50,7 @@ def test_counts_of_other_versions_are_not_compared() -> None:
 def test_what_is_counted_sees_paths_of_one_length_and_nothing_of_the_callers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Else they would move what Python allocates, and the counts with it."""
+    """Otherwise the paths would change Python's allocations and thus the counts."""
     program = tmp_path / "bin" / "valgrind"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\n{ echo "$PWD" "$@"; env; find | sort; } >&2\nexit 1\n')

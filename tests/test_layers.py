@@ -1,4 +1,4 @@
-"""The house: a module imports from its own floor or below, never upstairs, never in a ring."""
+"""A module imports only from its own layer or a lower one, and never in a cycle."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "shmbuffer"
 
-# The first name below the package says which floor. The examples are no part of the library: they
-# are a link to examples/demo, which is not read here. Only the command line may import them.
+# The first name below the package determines the layer. The examples are a link to examples/demo,
+# which is not checked, and only the command line may import them.
 FLOORS = {
     "__main__": 12,
     "cli": 12,
@@ -51,7 +51,7 @@ FLOORS = {
     "other_names": 0,
 }
 
-# The rooms of a package, each of which knows those before it; what is beside them knows them all.
+# The parts of a package, each of which may import those before it; other modules may import all.
 ROOMS = {
     "shmbuffer.memory": (
         *(
@@ -72,7 +72,7 @@ ROOMS = {
 
 @dataclass(frozen=True)
 class Import:
-    """A name that a module imports: where, and whether that happens when it is itself imported."""
+    """An imported name: its module, and whether the import runs when the module is imported."""
 
     importer: str
     line: int
@@ -146,7 +146,7 @@ def imports(module: str) -> list[Import]:
 
 
 def breaches(breach: Callable[[Import], bool]) -> str:
-    """Every import of the package of which this is true, one a line."""
+    """Returns every import of the package for which ``breach`` is true, one on each line."""
     return "\n".join(str(each) for module in MODULES for each in imports(module) if breach(each))
 
 
@@ -159,7 +159,7 @@ def floor(module: str) -> int:
 
 
 def room(module: str) -> str:
-    """The part of a name that says where a module stands: `numpy` for `shmbuffer.items.rows`."""
+    """Returns the part of a name that determines the layer: `numpy` for `shmbuffer.items.rows`."""
     return module.split(".")[1] if "." in module else ""
 
 
@@ -198,7 +198,7 @@ def test_a_file_has_at_most_800_lines() -> None:
 
 
 def ring(asked_for: Callable[[Import], list[str]]) -> str:
-    """Modules that ask for each other by their imports."""
+    """Returns the modules that form an import cycle."""
     graph = {
         module: {name for found in imports(module) for name in asked_for(found) if name in MODULES}
         for module in MODULES
@@ -210,7 +210,7 @@ def ring(asked_for: Callable[[Import], list[str]]) -> str:
     return ""
 
 
-#: Modules of the NumPy client that are called like the module that they mirror.
+#: Modules of the NumPy client with the name of the module that they mirror.
 MIRRORED = {"client", "replay_buffer", "rows"}
 
 
@@ -219,19 +219,19 @@ def test_no_two_files_share_a_name() -> None:
         path.stem
         for path in MODULES.values()
         if path.name not in ("__init__.py", "__main__.py")
-        and path.parent.name != "cli"  # whose modules are named for the verbs
+        and path.parent.name != "cli"  # modules of cli are named after the verbs
         and not (path.parent.name == "numpy" and path.stem in MIRRORED)
     )
     assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_no_modules_import_each_other_in_a_ring() -> None:
-    """Imports within functions and for types count: they bind the reader as well."""
+    """Imports in functions and for types count, because readers have to follow them as well."""
     assert ring(lambda found: [found.name]) == ""
 
 
 def test_every_module_can_be_imported_first() -> None:
-    """The packages that a module is in are imported before it."""
+    """The packages that contain a module are imported before it."""
 
     def needed(found: Import) -> list[str]:
         names = accumulate(found.name.split("."), "{}.{}".format) if found.on_import else ()

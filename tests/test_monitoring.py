@@ -1,4 +1,4 @@
-"""The dashboard and the page about it: every metric that they name is served."""
+"""Every metric that the dashboard and its page name is served."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLE = re.compile(r"(?P<name>\w+)\{(?P<labels>.*)\} ")
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Title and expression of everything on the dashboard that asks Prometheus."""
+    """Yields title and expression of every query on the dashboard."""
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
@@ -36,7 +36,7 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """What one request to a coordinator gives: name -> names of its labels."""
+    """Returns the labels of each metric that a coordinator serves."""
     path = tmp_path_factory.mktemp("monitoring") / "buffer"
     with Coordinator(path, capacity=8, metrics_port=0) as coordinator:
         url = f"http://127.0.0.1:{coordinator.metrics_port}/metrics"

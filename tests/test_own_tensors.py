@@ -1,4 +1,4 @@
-"""Tensors of the package's own are made by `tensors.form.cpu`, whatever the caller has set."""
+"""The package makes its own tensors with `tensors.form.cpu`, whatever the caller's defaults."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from torch.utils._device import _device_constructors
 
 PACKAGE = Path(__file__).parents[1] / "shmbuffer"
-#: The home itself, and programs that are written as a user's.
+#: The module itself, and programs that are written like a user's.
 EXEMPT = ("tensors/form/cpu.py",)
 CONSTRUCTORS = {function.__name__ for function in _device_constructors()}
-#: Without a dtype these would make what `torch.set_default_dtype` says.
+#: Functions that use the default dtype of `torch.set_default_dtype` unless one is passed.
 NEED_DTYPE = {"empty", "zeros", "ones", "full", "rand"}
 
 
 def faults(source: str) -> Iterator[str]:
-    """What is made as the caller's settings say, as ``line: what``."""
+    """Yields the calls that depend on the caller's defaults, as ``line: call``."""
     tree = ast.parse(source)
     pinned = {
         id(node.func)

@@ -1,4 +1,4 @@
-"""The front door: every public name is there, documented, and loaded late."""
+"""Every public name is available from ``shmbuffer``, documented, and loaded lazily."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 def test_a_module_that_needs_another_core_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python would say that the front door has no such name, and nothing of the core."""
+    """Python would report a missing name in ``shmbuffer`` and would not mention the core."""
     (tmp_path / "of_other_sources.py").write_text(
         "from shmbuffer._native import _core\n_core.of_a_later_version()\n"
     )

@@ -1,4 +1,4 @@
-"""What the default run leaves out, what it never does, and what it keeps in one process."""
+"""The tests that the default run omits, never omits, and keeps in one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Cases = dict[str, dict[str, object]]
 
 
 def crossed(**values: Sequence[object]) -> Cases:
-    """Every combination, by a name."""
+    """Makes every combination of values, by name."""
     combined = itertools.product(*values.values())
     return {"-".join(map(str, some)): dict(zip(values, some, strict=True)) for some in combined}
 
@@ -88,7 +88,7 @@ def test_values_without_a_hash_count_too() -> None:
 
 
 def test_every_process_takes_the_same_cases() -> None:
-    """Those of xdist have to, and each hashes text in its own way."""
+    """The processes of xdist need the same cases, but each hashes text differently."""
     program = (
         "import sys; from tests.test_selection import POINTS, crossed, taken; "
         "cases = [crossed(kind=['rows', 'records'], boot=[str(n), 'another']) for n in range(9)]; "
@@ -117,9 +117,9 @@ def test_equal_values_of_two_types_are_two() -> None:
 UPKEEP = "tests/crash/test_upkeep.py"
 
 
-@functools.cache  # each is a run of pytest
+@functools.cache  # each call runs pytest
 def collected(*arguments: str) -> frozenset[str]:
-    """What a run with these arguments would run."""
+    """Returns the tests that a run with these arguments would run."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     root = Path(__file__).parents[1]
     done = subprocess.run([*command, *arguments], cwd=root, capture_output=True, text=True)
@@ -158,14 +158,14 @@ def test_a_group_is_of_files_that_are_there_and_in_no_other() -> None:
 
 
 def test_no_file_has_the_mark_of_xdist_which_says_nothing() -> None:
-    """A file that shares what is dear to start is named in tests/groups.py."""
+    """A file that shares an expensive fixture is named in tests/groups.py."""
     mark = "mark." + "xdist_group"
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     assert [file.name for file in files if mark in file.read_text("utf-8")] == []
 
 
 def test_the_tests_of_a_group_run_in_one_process_of_two(tmp_path: Path) -> None:
-    """Where each of them ran anywhere, all would pass, and everything be started twice."""
+    """If these tests ran in any process, all would pass, but everything would start twice."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
     command += ["--numprocesses", "2", "--dist", "loadgroup", "tests/docs/test_code_blocks.py"]
     command += ["tests/test_holdings.py", "-k", "not blocks_of_a_page"]

@@ -1,4 +1,4 @@
-"""What is published: one wheel for every CPython and every torch, and sources that build."""
+"""Published files: one wheel for every CPython and torch, and sources that can be built."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shmbuffer._native import _core
 
 ROOT = Path(__file__).parents[1]
 
-# What is published is compiled with all optimisations, which takes a while.
+# Published code is compiled with all optimizations, which takes a while.
 compiled = pytest.mark.full
 
 
 def run(
     command: Sequence[str | Path], *, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program without our settings in its environment; both its outputs come in one piece."""
+    """Runs a program without our environment variables; returns stdout and stderr together."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         command,
@@ -41,7 +41,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository without anything that was built: nothing stale may reach a wheel."""
+    """Copies the repository without built files, so that no stale file gets into a wheel."""
     built = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "*.so", "__pycache__")
     tree = tmp_path_factory.mktemp("sources") / "tree"
     return Path(shutil.copytree(ROOT, tree, symlinks=True, ignore=built))
@@ -49,7 +49,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def published(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `python -m build` makes: the source distribution, and the wheel made from that."""
+    """Runs `python -m build`, which makes the source distribution and from it the wheel."""
     directory = tmp_path_factory.mktemp("published")
     built = run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", directory], cwd=sources
@@ -66,7 +66,7 @@ def wheel(published: Path) -> Path:
 
 @pytest.fixture(params=["here", pytest.param("wheel", marks=compiled)])
 def core(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The compiled core: that of this environment, and that of the wheel, by one setup.py."""
+    """Returns the compiled core of this environment, and that of the wheel."""
     if request.param == "here":
         return Path(_core.__file__)
     with zipfile.ZipFile(request.getfixturevalue("wheel")) as archive:
@@ -132,13 +132,13 @@ def test_the_core_shows_one_symbol_and_asks_for_none_of_torch(core: Path) -> Non
 
 @pytest.fixture(scope="module")
 def venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel and with numpy alone."""
+    """Makes a virtual environment with only the wheel and numpy."""
     directory = tmp_path_factory.mktemp("installed")
     venv = directory / "venv"
     made = run([sys.executable, "-m", "venv", "--without-pip", venv], cwd=directory)
     assert made.returncode == 0, made.stdout
     python = venv / "bin" / "python"
-    # Our pip installs into that environment; numpy alone is lent to it, which spares a download.
+    # The pip of this environment installs into it; numpy is linked, which saves a download.
     installed = run(
         [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", wheel],
         cwd=directory,

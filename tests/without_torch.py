@@ -1,7 +1,7 @@
-"""A plugin of pytest: tests that import torch are refused.
+"""A pytest plugin that refuses tests which import torch.
 
-`scripts/test` gives it to the tests that fork thousands of times (`-p tests.without_torch`): a fork
-of a process that has torch in it costs ten times as much.
+`scripts/test` uses it (`-p tests.without_torch`) for tests that fork thousands of times, because a
+fork of a process with torch costs ten times as much.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class _Refusal(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> None:
-        """Find nothing.
+        """Returns None for all modules but torch.
 
         Raises:
-            AssertionError: it is torch; no ImportError, which would have the test skipped.
+            AssertionError: the module is torch. An ImportError would skip the test.
         """
         assert name != "torch", (
             "this test is to run without torch in its process: import it in a child, "
