@@ -165,9 +165,9 @@ class Finding:
 class Value:
     """The known properties of an expression's value.
 
-    ``kind`` is one of "module", "class", "function", "instance" (of a class of the package),
-    "outside" (a name from another package), "made" (the result of a call of such a name), and
-    "many" (an iterable or a context manager that yields ``inner``).
+    ``kind`` is "module", "class", "function", "instance" or "outside". An "instance" is of a class
+    of the package, and "outside" is a name from another package. The result of a call of such a
+    name is "made". An iterable or a context manager that yields ``inner`` is "many".
     """
 
     kind: str

@@ -230,7 +230,7 @@ def test_what_is_followed_is_what_lies_there(
 
 
 def test_steps_in_no_order_are_sorted_before_they_are_followed() -> None:
-    """Without sorting, each step would shift most of the trajectories."""
+    """Without sorting, most of the items would have to move for each new step."""
     rb = TensorDictReplayBuffer(storage=LazyTensorStorage(70_000))
     steps = torch.from_numpy(np.random.default_rng(0).permutation(70_000))
     rb.extend(TensorDict({"id": torch.zeros_like(steps), "step": steps}, [70_000]))

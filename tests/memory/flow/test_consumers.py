@@ -285,7 +285,7 @@ def test_a_writer_waits_for_the_slowest_consumer_and_names_it(make_files: Maker)
 
 
 def done_but_for(consumer: Consumer, count: int, left: int) -> None:
-    """Returns the oldest of ``count`` items and acknowledges the others."""
+    """Takes ``count`` items, acknowledges all but the ``left`` oldest, and gives those back."""
     taken = consumer.take(count)
     consumer.ack(taken.lease, taken.slots[left:], taken.tickets[left:])
     consumer.give_back(taken.lease)

@@ -299,8 +299,8 @@ def test_a_next_observation_that_moves_while_it_is_copied_is_copied_again(fast_p
                 assert theirs is not None
                 out, at = Items([(0.0, 0.0, 0)]), np.zeros(1, np.int64)
                 of = at.ctypes.data
-                # Passed once for each leaf: after the leaves with a column and the first of the
-                # others.
+                # The sync point is passed once for each leaf. This pause comes after the leaves
+                # with a column and the first of the other leaves.
                 _core.arm("sample.copy", "pause", after=3, notify_fd=tell, wait_fd=hear)
                 theirs.sample(1, 3, out.addresses, of, of, prioritized=False)
                 _core.disarm()

@@ -576,7 +576,7 @@ def test_a_waiter_that_gives_up_for_any_reason_leaves_the_queue(make: Maker) -> 
     native = ring.seat.native
 
     class Interrupted:
-        """A claim that is blocked first and then interrupted or refused."""
+        """A ring whose first write is blocked and whose later writes run out of memory."""
 
         def __init__(self) -> None:
             self.calls = 0
