@@ -48,7 +48,7 @@ def held(size: int) -> TensorStorage:
     return storage
 
 
-#: Makes a storage of each kind, by the name of its copy method.
+#: Functions that each make a storage of one kind, by the name of the kind.
 KINDS: dict[str, Callable[[int, Path], Any]] = {
     "native rows": lambda size, path: LazyTensorStorage(size),
     "native rows in a directory": lambda size, path: LazyMemmapStorage(

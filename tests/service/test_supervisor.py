@@ -159,7 +159,7 @@ def test_ctrl_c_ends_everybody_quietly_and_what_is_registered_for_the_end_runs(
         assert program.line() == "ready"
         os.killpg(program.pid, signal.SIGINT)
         code, out, err = program.end()
-    assert (code, err) == (0, "")  # Python did not crash at its end, and no process was killed
+    assert (code, err) == (0, "")  # no interpreter was torn down, and no process was killed
     assert out.count("one line, ") == 2
     assert out.replace("one line, ", "") == "at the end at the end\nTrue []\n"
     with Engine.open(scratch_dir, None) as engine:

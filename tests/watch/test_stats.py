@@ -27,13 +27,13 @@ def counters(**changed: float) -> dict[str, float]:
 
 
 class Engine:
-    """Returns one snapshot after the other."""
+    """An engine that returns one snapshot after the other."""
 
     def __init__(self, *snapshots: dict[str, float]) -> None:
         self._snapshots = iter(snapshots)
 
     def ring(self) -> None:
-        """Stands for a buffer without a ring."""
+        """Returns None, as for a buffer without a ring."""
 
     def stats(self) -> dict[str, float]:
         return next(self._snapshots)
