@@ -89,7 +89,7 @@ def _superblock(role: str, number: int) -> bool:
 
 
 def designed(disk: Disk) -> Iterator[Designed | Between]:
-    """Those that break most: all old, all new, one against all others, control against payload."""
+    """Yields the most effective choices: all old, all new, one against the rest, control against data."""
     yield Designed("all old", lambda *_: False, False)
     yield Designed("all new", lambda *_: True, True)
     yield Designed("names without content", lambda *_: False, True)
