@@ -82,6 +82,7 @@ class Args:
     start_e: float = 1.0
     end_e: float = 0.05
     exploration_fraction: float = 0.5
+    eval_episodes: int = 50
 
     def epsilon(self, step: int) -> float:
         """Returns the fraction of random actions."""
@@ -214,7 +215,7 @@ def shared_loop(learner: Learner, args: Args) -> None:
             learner.update({**data, "reward": after["reward"], "done": after["terminated"].float()})
 
 
-def evaluate(q: QNetwork, env: Any, episodes: int = 50) -> float:
+def evaluate(q: QNetwork, env: Any, episodes: int) -> float:
     """Returns the fraction of balls that the greedy policy catches."""
     caught = 0.0
     for episode in range(episodes):
@@ -243,7 +244,7 @@ def main() -> None:
         shared_loop(learner, args)
     else:
         own_loop(learner, env, args)
-    took_s, caught = time.monotonic() - began_s, evaluate(learner.q, env)
+    took_s, caught = time.monotonic() - began_s, evaluate(learner.q, env, args.eval_episodes)
     print(f"{learner.updates} updates in {took_s:.0f} s: {caught:.0%} caught")
 
 

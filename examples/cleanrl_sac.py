@@ -43,6 +43,7 @@ class Args:
     policy_lr: float = 3e-4
     q_lr: float = 1e-3
     policy_frequency: int = 2
+    eval_episodes: int = 20
 
 
 class SoftQNetwork(nn.Module):
@@ -214,7 +215,7 @@ def shared_loop(learner: Learner, args: Args) -> None:
             learner.update(run.buffer.sample(args.batch_size))
 
 
-def evaluate(actor: Actor, env: Any, episodes: int = 20) -> float:
+def evaluate(actor: Actor, env: Any, episodes: int) -> float:
     """Returns the mean return of episodes with greedy actions."""
     total = 0.0
     for episode in range(episodes):
@@ -243,7 +244,7 @@ def main() -> None:
     else:
         own_loop(learner, env, args)
     took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
-    mean_return = evaluate(learner.actor, env)
+    mean_return = evaluate(learner.actor, env, args.eval_episodes)
     print(f"{learner.updates} updates in {took_s:.0f} s ({cpu_s:.0f} s CPU): {mean_return:.0f}")
 
 

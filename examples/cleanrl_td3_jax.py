@@ -47,6 +47,7 @@ class Args:
     exploration_noise: float = 0.1
     learning_starts: int = 1_000
     policy_frequency: int = 2
+    eval_episodes: int = 20
 
 
 def network(rng: np.random.Generator, inputs: int, outputs: int) -> dict[str, Any]:
@@ -207,7 +208,7 @@ def learn(learner: Learner, args: Args) -> None:
             learner.update({key: batch[key] for key in used})
 
 
-def evaluate(policy: Policy, env: Any, episodes: int = 20) -> float:
+def evaluate(policy: Policy, env: Any, episodes: int) -> float:
     """Returns the mean return of episodes without exploration noise."""
     total = 0.0
     for episode in range(episodes):
@@ -232,7 +233,7 @@ def main() -> None:
     took_s, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     policy = Policy(env, args.seed)
     policy.net = jax.tree.map(np.asarray, learner.actor)
-    mean_return = evaluate(policy, env)
+    mean_return = evaluate(policy, env, args.eval_episodes)
     print(f"{learner.updates} updates in {took_s:.0f} s ({cpu_s:.0f} s CPU): {mean_return:.0f}")
 
 

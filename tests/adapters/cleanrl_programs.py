@@ -12,7 +12,8 @@ from pathlib import Path
 from shmbuffer import attach
 from tests.kit.programs import ROOT, Program, environment
 
-SMALL = ("--learning-starts", "40", "--batch-size", "8", "--scratch-dir")
+BATCH = 8
+SMALL = ("--learning-starts=40", f"--batch-size={BATCH}", "--eval-episodes=1", "--scratch-dir")
 LINE = re.compile(r"(\d+) updates in \d+ s \(\d+ s CPU\): -\d+")
 
 
@@ -38,8 +39,13 @@ def assert_ratio_after_a_kill(example: str, path: Path, *more: str) -> None:
             time.sleep(0.01)
         program.send_signal(signal.SIGKILL)
         program.wait()
-    assert run(example, 60, path, *more) == 20  # the restart ends the collectors of the killed run
+    assert run(example, 60, path, *more) == 20  # it ends the collectors that the kill has left
+    assert assert_ratio(path) >= 40
+
+
+def assert_ratio(path: Path) -> int:
+    """Compares the number of updates with that of steps; returns the number of updates."""
     with attach(path) as rb:
-        written, drawn = rb.write_count, rb.stats()["items_sampled"] // 8
-    assert drawn >= 40
-    assert abs(written - 40 - drawn) <= 20  # the limiter's error buffer
+        written, updates = rb.write_count, rb.stats()["items_sampled"] // BATCH
+    assert abs(written - 40 - updates) <= 20  # the limiter's error buffer
+    return updates

@@ -1,27 +1,61 @@
-"""The example in CleanRL's style runs both of its loops, and resumes after a kill."""
+"""The examples in CleanRL's manner run both of their loops, and SAC continues after a kill."""
 
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from shmbuffer import attach
-from tests.adapters.cleanrl_programs import SMALL, assert_ratio_after_a_kill, run
+from tests.adapters.cleanrl_programs import (
+    LINE,
+    SMALL,
+    assert_ratio,
+    assert_ratio_after_a_kill,
+)
 from tests.docs.blocks import blocks_of
-from tests.kit.programs import ROOT, environment
+from tests.kit.programs import ROOT
 
 pytest.importorskip("gymnasium", reason="the example needs it")
 
+Run = Callable[..., str]
 
-@pytest.mark.full
-def test_its_own_loop_updates_once_a_step(tmp_path: Path) -> None:
-    pytest.importorskip("stable_baselines3", reason="its replay buffer")
-    assert run("examples/cleanrl_sac.py", 60, tmp_path / "unused", "--collectors", "0") == 20
-    assert not (tmp_path / "unused").exists()
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs an example as a script in this process, which has loaded torch; returns its output.
+
+    Its collectors are processes of their own.
+    """
+    threads = torch.get_num_threads()
+
+    def run_script(example: str, path: Path, **options: int) -> str:
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        monkeypatch.setattr(sys, "argv", [example, *SMALL, str(path), *words])
+        runpy.run_path(str(ROOT / example), run_name="__main__")
+        return capsys.readouterr().out.strip()
+
+    yield run_script
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("collectors", [0, 1])
+def test_sac_runs_both_of_its_loops(run: Run, tmp_path: Path, collectors: int) -> None:
+    if not collectors:
+        pytest.importorskip("stable_baselines3", reason="its replay buffer")
+    path = tmp_path / "sac"
+    said = run("examples/cleanrl_sac.py", path, total_timesteps=60, collectors=collectors)
+    updates = LINE.fullmatch(said)
+    assert updates, said
+    assert updates[1] == "20"
+    assert path.exists() == bool(collectors)
+    if collectors:
+        assert assert_ratio(path) == 20
 
 
 @pytest.mark.full
@@ -29,25 +63,20 @@ def test_collectors_and_learner_keep_that_ratio_also_after_a_kill(tmp_path: Path
     assert_ratio_after_a_kill("examples/cleanrl_sac.py", tmp_path / "sac")
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("collectors", [0, 2])
-def test_dqn_on_stacks_of_frames_runs_both_of_its_loops(tmp_path: Path, collectors: int) -> None:
-    pytest.importorskip(
-        "stable_baselines3", reason="the replay buffer of the loop without collectors"
-    )
-    options = ("--total-timesteps", "200", "--collectors", str(collectors))
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples/cleanrl_dqn.py", *SMALL, tmp_path / "dqn", *options],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert re.fullmatch(r"40 updates in \d+ s: \d+% caught", done.stdout.strip()), done.stderr
+@pytest.mark.parametrize("collectors", [0, 1, pytest.param(2, marks=pytest.mark.full)])
+def test_dqn_on_stacks_of_frames_runs_both_of_its_loops(
+    run: Run, tmp_path: Path, collectors: int
+) -> None:
+    if not collectors:
+        pytest.importorskip("stable_baselines3", reason="its replay buffer")
+    path = tmp_path / "dqn"
+    said = run("examples/cleanrl_dqn.py", path, total_timesteps=200, collectors=collectors)
+    assert re.fullmatch(r"40 updates in \d+ s: \d+% caught", said), said
     if collectors:
-        with attach(tmp_path / "dqn") as rb:
+        with attach(path) as rb:
             assert rb[0]["obs"].shape == (12, 12)
             assert rb[:]["next", "done"].any()
+            assert rb.stats()["items_sampled"] == 40 * 8
 
 
 @pytest.mark.parametrize("page", ["stable-baselines3", "cleanrl", "dataloader"])
