@@ -25,7 +25,7 @@ pytest.importorskip("stable_baselines3", reason="the extra sb3")
 
 import gymnasium as gym
 from gymnasium import spaces
-from stable_baselines3 import DQN, SAC, TD3
+from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common import buffers
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecNormalize
@@ -290,6 +290,19 @@ def test_sac_is_prioritized_by_its_critics_and_its_actor_is_not(tmp_path: Path) 
         handle.remove()
         model.learn(20)
         assert model.replay_buffer.buffer.stats()["updates_applied"] == applied
+
+
+@pytest.mark.parametrize("algorithm", [TD3, DDPG])
+def test_algorithms_with_deterministic_actors_train_on_it(tmp_path: Path, algorithm: Any) -> None:
+    options = {"learning_starts": 20, "train_freq": 10, "gradient_steps": 2, "batch_size": 8}
+    options |= {"env": envs_of(BOX, ACTIONS["box"], 2), "buffer_size": 200, "seed": 0}
+    with model_of(algorithm, tmp_path / "replay", **options) as model:
+        before = [one.clone() for one in model.critic.parameters()]
+        model.learn(60)
+        sampled = model.replay_buffer.buffer.stats()["items_sampled"]
+        assert sampled == 8 * model._n_updates > 0
+        after = model.critic.parameters()
+        assert not any(torch.equal(*both) for both in zip(before, after, strict=True))
 
 
 def test_what_was_prioritized_is_freed(tmp_path: Path) -> None:

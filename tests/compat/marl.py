@@ -5,8 +5,9 @@ python -m tests.compat.marl
 BenchMARL has no setting for the class of its buffers. `CLASSES` takes the place of TorchRL's
 classes in the module that makes them. The run "same draws" draws as TorchRL's `RandomSampler`
 does, and "shared" keeps the items in a directory, by BenchMARL's setting
-``buffer_device="disk"``. The last line of the output is JSON: for each run, the losses, and a
-description of the buffer.
+``buffer_device="disk"``. The runs "torchrl, prioritized" and "private, prioritized" have
+priorities. The last line of the output is JSON: for each run, the losses and a description of the
+buffer, or the error that ended the run.
 
 BenchMARL 1.5.1 imports ``SyncDataCollector``, which TorchRL 0.14.1 calls ``Collector``.
 """
@@ -25,8 +26,7 @@ import torchrl.collectors
 
 vars(torchrl.collectors).setdefault("SyncDataCollector", torchrl.collectors.Collector)
 
-import benchmarl.algorithms.common
-from benchmarl.algorithms import IsacConfig
+from benchmarl.algorithms import IsacConfig, common
 from benchmarl.environments.common import TaskClass
 from benchmarl.experiment import Callback, Experiment, ExperimentConfig
 from benchmarl.models.mlp import MlpConfig
@@ -153,19 +153,20 @@ class Seen(Callback):
         }
 
 
-def trained(run: str) -> dict[str, Any]:
-    """Trains for some hundred steps; returns the losses and a description of the buffer."""
+def trained(run: str, *, prioritized: bool = False) -> dict[str, Any]:
+    """Trains for some hundred steps; returns the losses, and a description of the buffer."""
     if run != "torchrl":
-        ours = {name: getattr(shmbuffer, name) for name in CLASSES}
-        vars(benchmarl.algorithms.common).update(ours)
+        for name in CLASSES:
+            setattr(common, name, getattr(shmbuffer, name))
     if run == "same draws":
-        benchmarl.algorithms.common.RandomSampler = TorchRLDraws
+        common.RandomSampler = TorchRLDraws
     config, seen = ExperimentConfig.get_from_yaml(), Seen()
     config.loggers, config.create_json, config.evaluation = [], False, False
     config.max_n_frames, config.off_policy_collected_frames_per_batch = 400, 40
     config.off_policy_n_envs_per_worker, config.off_policy_n_optimizer_steps = 4, 3
     config.off_policy_train_batch_size, config.off_policy_memory_size = 16, 150
     config.buffer_device = "disk" if run == "shared" else "cpu"
+    config.off_policy_use_prioritized_replay_buffer = prioritized
     mlp = MlpConfig(num_cells=[16], activation_class=torch.nn.Tanh, layer_class=torch.nn.Linear)
     with tempfile.TemporaryDirectory() as folder, recorded() as losses:
         config.save_folder = folder
@@ -182,6 +183,24 @@ def trained(run: str) -> dict[str, Any]:
     return {"losses": losses, **seen.found}
 
 
+def error_of(run: str) -> str:
+    """Trains with priorities; returns the error that ends the run, or an empty string."""
+    try:
+        trained(run, prioritized=True)
+    except ValueError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    """Runs TorchRL's buffers first, because `trained` replaces their classes for good."""
+    found: dict[str, Any] = {"torchrl": trained("torchrl")}
+    found["torchrl, prioritized"] = error_of("torchrl")
+    found |= {run: trained(run) for run in ("same draws", "private", "shared")}
+    found["private, prioritized"] = error_of("private")
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps({run: trained(run) for run in ("torchrl", "same draws", "private", "shared")}))
+    main()

@@ -8,9 +8,9 @@ has the exact losses that were differentiated, or the error that ended the run.
 
 - "torchrl": unchanged, but for ``prefetch=0``. TorchRL prefetches in threads, which draw from one
   generator in an order that no seed decides.
-- "same draws": the same on shmbuffer, by one line behind the imports of the file that makes the
-  buffer. A second line gives the buffer a sampler that draws as TorchRL's `RandomSampler` does.
-- "shipped": on shmbuffer by the one line, with the script's own ``prefetch``, and with priorities
+- "same draws": the same on shmbuffer, by `IMPORT` behind the imports of the file that makes the
+  buffer. One more line gives the buffer a sampler that draws as TorchRL's `RandomSampler` does.
+- "shipped": on shmbuffer by `IMPORT` alone, with the script's own ``prefetch``, and with priorities
   where it has them.
 """
 
@@ -34,7 +34,18 @@ import torch
 
 import shmbuffer
 
-# Entries that most scripts read; some scripts do not read all of them.
+# docs/programs.md shows this import. A script that uses fewer names ignores the others.
+IMPORT = """\
+from shmbuffer import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+"""
+# The entries that most scripts read; some of them leave a few unread.
 SETTINGS: dict[str, Any] = {
     "env": {
         "name": "Pendulum-v1",
@@ -119,33 +130,23 @@ class Script:
     """A script of the wheel, and the changes with which it runs here.
 
     Attributes:
-        path: relative to the folder of scripts.
-        names: the names that its added line imports from shmbuffer.
-        makes_buffer: the file to which the line is added.
-        config: name of the configuration that it requests.
-        settings: entries of that configuration, in addition to `SETTINGS`.
-        prioritized: True if ``replay_buffer.prb`` enables priorities.
+        path: below the folder of scripts.
+        makes_buffer: the file that gets `IMPORT`.
+        config: name of the configuration that it asks for.
+        settings: entries of that configuration, beside `SETTINGS`.
+        prioritized: ``replay_buffer.prb`` gives it priorities.
         seeded: for a script that seeds no environment: a file, and the line before which it does so
             here.
     """
 
     path: str
-    names: str
     makes_buffer: str = "utils.py"
     config: str = "config"
     settings: dict[str, Any] = field(default_factory=dict)
     prioritized: bool = True
     seeded: tuple[str, str] | None = None
 
-    @property
-    def line(self) -> str:
-        """Returns the line that is added."""
-        return f"from shmbuffer import {self.names}"
 
-
-PRIORITIZED = "TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer"
-MEMMAP = f"LazyMemmapStorage, {PRIORITIZED}"
-BOTH = f"LazyMemmapStorage, LazyTensorStorage, {PRIORITIZED}"
 CQL = {
     "loss_function": "l2",
     "temperature": 1.0,
@@ -161,39 +162,35 @@ CQL = {
 IQL = {"loss_function": "l2", "gamma": 0.99, "tau": 0.005, "expectile": 0.5, "temperature": 1.0}
 IQL["hard_update_interval"] = 10
 SCRIPTS = {
-    "sac": Script("sac/sac.py", BOTH),
-    "td3": Script("td3/td3.py", BOTH),
-    "ddpg": Script("ddpg/ddpg.py", MEMMAP),
-    "discrete_sac": Script("discrete_sac/discrete_sac.py", MEMMAP, settings=DISCRETE),
+    "sac": Script("sac/sac.py"),
+    "td3": Script("td3/td3.py"),
+    "ddpg": Script("ddpg/ddpg.py"),
+    "discrete_sac": Script("discrete_sac/discrete_sac.py", settings=DISCRETE),
     "cql": Script(
-        "cql/cql_online.py", MEMMAP, config="online_config", settings={"loss": CQL, "model": MODEL}
+        "cql/cql_online.py", config="online_config", settings={"loss": CQL, "model": MODEL}
     ),
     "discrete_cql": Script(
         "cql/discrete_cql_online.py",
-        MEMMAP,
         config="discrete_online_config",
         settings={**DISCRETE, "loss": {**CQL, "action_space": "one-hot"}, "model": MODEL},
     ),
     "iql": Script(
-        "iql/iql_online.py", MEMMAP, config="online_config", settings={"loss": IQL, "model": MODEL}
+        "iql/iql_online.py", config="online_config", settings={"loss": IQL, "model": MODEL}
     ),
     "discrete_iql": Script(
         "iql/discrete_iql.py",
-        MEMMAP,
         config="discrete_iql",
         settings={**DISCRETE, "loss": IQL, "model": MODEL},
     ),
-    "crossq": Script("crossq/crossq.py", MEMMAP),
+    "crossq": Script("crossq/crossq.py"),
     "tqc": Script(
         "tqc/tqc.py",
-        BOTH,
         settings={
             "loss": {"num_quantiles": 5, "num_qvalue_nets": 2, "top_quantiles_to_drop_per_net": 1}
         },
     ),
     "dqn": Script(
         "dqn/dqn_cartpole.py",
-        "LazyTensorStorage, TensorDictReplayBuffer",
         makes_buffer="dqn_cartpole.py",
         config="config_cartpole",
         settings={
@@ -215,7 +212,6 @@ SCRIPTS = {
     ),
     "dqn_atari": Script(
         "dqn/dqn_atari.py",
-        "LazyMemmapStorage, TensorDictReplayBuffer",
         makes_buffer="dqn_atari.py",
         config="config_atari",
         settings={
@@ -238,7 +234,6 @@ SCRIPTS = {
     ),
     "redq": Script(
         "redq/redq.py",
-        "LazyMemmapStorage, PrioritizedSampler, RandomSampler, TensorDictReplayBuffer",
         settings={
             "seed": 0,
             "num_workers": 1,
@@ -354,7 +349,7 @@ def prepare(script: Script, run: str, folder: Path) -> Path:
     if run != "torchrl":
         lines, imports = text.splitlines(), (ast.Import, ast.ImportFrom)
         last = [one for one in ast.parse(text).body if isinstance(one, imports)][-1]
-        lines[last.end_lineno : last.end_lineno] = [script.line] + [SAME_DRAWS] * (run != "shipped")
+        lines[last.end_lineno : last.end_lineno] = [IMPORT] + [SAME_DRAWS] * (run != "shipped")
         text = "\n".join(lines)
     file.write_text(text)
     return path

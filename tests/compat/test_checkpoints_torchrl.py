@@ -139,8 +139,8 @@ def test_every_form_of_data_crosses(
             quietly(loaded.loads, tmp_path)
         return
     elif make is as_pytree:
-        # no file of TorchRL contains the schema
-        with pytest.raises(RuntimeError, match="without its form"):
+        # No file of TorchRL's has the structure.
+        with pytest.raises(RuntimeError, match="without its structure"):
             loaded.loads(tmp_path)
         return
     quietly(loaded.loads, tmp_path)

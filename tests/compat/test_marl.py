@@ -37,3 +37,11 @@ def test_an_algorithm_of_benchmarl_trains_on_our_buffer_in_memory_and_in_a_direc
         "library": "shmbuffer",
         "in a directory": run == "shared",
     }
+
+
+def test_benchmarl_with_priorities_ends_with_the_same_error_on_our_buffer_as_on_torchrls() -> None:
+    found = said_by("marl")
+    shapes = "torch.Size([16, 2]) and torch.Size([16])"
+    error = f"ValueError: Tensor and weights shapes must match, but got {shapes}"
+    assert found["torchrl, prioritized"] == error
+    assert found["private, prioritized"] == error
