@@ -381,11 +381,15 @@ def losses_of(script: Script, run: str) -> list[str] | str:
         sys.path.insert(0, folder)
         sys.argv = [str(file), "hydra.run.dir=.", "hydra.output_subdir=null"]
         torch.manual_seed(0)
+        # discrete_sac.py removes its temporary directory before the storage writes to it for the
+        # first time. The storage creates the directory again, and the script does not remove it.
+        tempfile.tempdir = folder
         try:
             runpy.run_path(str(file), run_name="__main__")
         except SystemExit:  # hydra has printed the original error
             return "failed"
         finally:
+            tempfile.tempdir = None
             os.chdir(here)
             sys.path[:] = path
             for name in {*sys.modules} - modules:
