@@ -191,7 +191,7 @@ class BufferClient:
             bytes: number of bytes for records, including headers (about 200 bytes per item in
                 addition to its tensors). None reserves no bytes; `commit` then waits for free
                 bytes.
-            timeout: maximum wait in seconds. None waits indefinitely.
+            timeout: maximum wait in seconds. If None, waits indefinitely.
             lease: seconds until the reservation expires, including the time during which the
                 machine is suspended. With None, the reservation ends when this handle is closed or
                 its process dies.
@@ -230,7 +230,7 @@ class BufferClient:
 
         Args:
             partial: an element of `partials`, or its ID.
-            timeout: maximum wait for space in seconds. None waits indefinitely.
+            timeout: maximum wait for space in seconds. If None, waits indefinitely.
 
         Raises:
             ReservationLostError: the rollout was committed or removed, or another process has
@@ -364,7 +364,7 @@ class BufferClient:
 
     @property
     def write_count(self) -> int:
-        """Number of elements that all processes have written with ``add`` and ``extend``."""
+        """Total number of elements that ``add`` and ``extend`` have written, in all processes."""
         return write_count_of(self._parts.writer)
 
     def stats(self) -> dict[str, Any]:

@@ -266,12 +266,12 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             ``"next"``, it is a key of the item itself (``"next_achieved_goal"``).
         reward_key: key of the reward.
         end_key: key of the flag on the last step of a trajectory.
-        sampler: sampler that draws the rows. None creates a `RandomSampler`.
+        sampler: sampler that draws the rows. If None, creates a `RandomSampler`.
         terminated_fn: function that returns, as bool, which rows end their episode under the new
             goal. It is called after ``reward_fn`` with the same rows. The result is stored in
             ``"terminated"`` at the level of ``end_key``, and ``end_key`` is set for rows that are
-            terminated or truncated. None keeps both flags as stored, which is correct if reaching a
-            goal does not end the episode.
+            terminated or truncated. If None, keeps both flags as stored, which is correct if
+            reaching a goal does not end the episode.
         **kwargs: see `TensorDictReplayBuffer`.
 
     Raises:

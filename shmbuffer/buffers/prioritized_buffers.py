@@ -17,7 +17,7 @@ from shmbuffer.storages.storage import Storage
 
 
 class Prioritized(ReplayBuffer):
-    """Base class of buffers that create their own `PrioritizedSampler`.
+    """Base class for buffers that create their own `PrioritizedSampler`.
 
     `PrioritizedReplayBuffer` documents the arguments.
     """
@@ -71,7 +71,7 @@ class PrioritizedReplayBuffer(Prioritized):
         beta: exponent of the importance weights.
         eps: constant that is added to every priority.
         dtype: dtype of the weights.
-        storage: storage of the items. None creates a ``ListStorage(1000)``.
+        storage: storage of the items. If None, creates a ``ListStorage(1000)``.
         sampler: must be None.
         sampler_device: ``device`` of the `PrioritizedSampler`.
         sync: accepted and ignored. If this is False, TorchRL keeps a separate tree for the learner.

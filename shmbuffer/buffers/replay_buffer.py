@@ -47,11 +47,11 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
     derive from `Storage`, `Sampler` and `Writer`.
 
     Args:
-        storage: storage of the items, or its factory. None creates a ``ListStorage(1000)``.
-        sampler: sampler that selects items. None creates a `RandomSampler`.
-        writer: writer that selects the slots of new items. None creates a `RoundRobinWriter`.
+        storage: storage of the items, or its factory. If None, creates a ``ListStorage(1000)``.
+        sampler: sampler that selects items. If None, creates a `RandomSampler`.
+        writer: writer that selects the slots of new items. If None, creates a `RoundRobinWriter`.
         collate_fn: function that is called with the items of a batch as the storage returns them.
-            None leaves them unchanged, except that a list is stacked.
+            If None, leaves them unchanged, except that a list is stacked.
         pin_memory: gather samples in pinned memory, which is reused; see docs/memory.md. Without a
             GPU, a warning is issued and ordinary memory is used.
         prefetch: number of batches to prepare in advance. It requires ``batch_size``. The batches
@@ -63,13 +63,13 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
             ``rb[i]``. See `append_transform`.
         transform_factory: function that creates the transform when the buffer is first used.
         batch_size: batch size of ``sample()`` and of iteration.
-        dim_extend: dimension of the data along which ``extend`` appends. None means
-            ``storage.ndim - 1``.
-        checkpointer: checkpointer of the storage. None keeps the storage's own.
-        generator: random generator for sampling. None uses torch's default generator.
-        rank: rank of this learner among several, from 0. None uses the rank of torch.distributed,
-            then the variable ``RANK``, then 0. On a shared buffer, draws differ by rank, and rank 0
-            draws as without a rank. With a ``generator``, only an explicit rank is used.
+        dim_extend: dimension of the data along which ``extend`` appends; None: ``ndim - 1``.
+        checkpointer: checkpointer of the storage. If None, keeps the storage's own.
+        generator: random generator for sampling. If None, uses torch's default generator.
+        rank: rank of this learner among several, from 0. If None, uses the rank of
+            torch.distributed, then the variable ``RANK``, then 0. On a shared buffer, samples
+            differ by rank, and rank 0 has no effect. With a ``generator``, only an explicit rank is
+            used.
         shared: treat the buffer as shared even if its memory is anonymous: samples contain
             ``index_generation``, and reads return validated copies. Directories are always shared.
         compilable: accepted and ignored, because the calls are always marked for `torch.compile`.
@@ -79,7 +79,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
         weight_key: name of the importance weights in a sample. None means both ``"_weight"`` and
             ``"priority_weight"``, which share one tensor.
         rate_limiter: `RateLimiter` that keeps the ratio of samples to inserts, or turns the buffer
-            into a queue. It applies to all users of the directory. None keeps the current limiter.
+            into a queue. It applies to all users. If None, keeps the current limiter.
         sample_unit: extends each drawn item: a `Sequence` of steps, one transition over n steps
             (`NStep`), or the item with the preceding frames (`FrameStack`). None returns the item
             alone. Batch sizes refer to the drawn items.
@@ -220,8 +220,8 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
 
         Args:
             data: the item.
-            timeout: maximum wait in seconds. None waits up to 5 s for a slot that another process
-                is writing, and indefinitely for a `RateLimiter`.
+            timeout: maximum wait in seconds. If None, waits up to 5 s for a slot that another
+                process is writing, and indefinitely for a `RateLimiter`.
             streams: number of the item's stream; see `extend`.
 
         Returns:
@@ -329,13 +329,13 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
         """Samples a batch.
 
         Args:
-            batch_size: number of items. None uses the constructor's batch size. If the two differ,
-                a warning is issued.
+            batch_size: number of items. If None, uses the constructor's batch size. If the two
+                differ, a warning is issued.
             return_info: return ``(data, info)``. The dict ``info`` contains ``"index"`` and, if
                 available, the weights and ``"index_generation"``.
             min_size: wait until the buffer contains at least this number of items.
             timeout: maximum wait in seconds for ``min_size``, a `RateLimiter`, or a batch of a
-                consumer. None waits indefinitely.
+                consumer. If None, waits indefinitely.
             lease: seconds after which unacknowledged items are delivered to other clients; see
                 `ack`. It requires a sampler with a consumer. With ``math.inf``, the lease ends when
                 this handle is closed or its process ends. None acknowledges the items immediately.
@@ -362,7 +362,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
         `RateLimiter`. Other processes may write and sample before this process does.
 
         Args:
-            batch_size: number of items. None uses the constructor's batch size.
+            batch_size: number of items. If None, uses the constructor's batch size.
 
         Raises:
             RuntimeError: there is no batch size, or the sampler can never make a batch of this size
@@ -451,22 +451,22 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
         """Sets the priorities of items.
 
         Args:
-            index: index of a sample or a write: ``[n]``, ``[n, ndim]``, or an int. In a TensorDict
-                buffer also a sample, as for ``update_tensordict_priority``.
+            index: indices returned by a sample or a write: ``[n]``, ``[n, ndim]``, or an int. A
+                TensorDict buffer also accepts a sample, like ``update_tensordict_priority``.
             priority: ``[n]`` or one number, finite and non-negative. With ``dim_extend`` it can
-                also have the shape of the batch, ``[lanes, n]``. None uses the entry
-                ``priority_key`` of the sample.
-            generation: ``index_generation`` of the sample, ``[n]``. Items that were overwritten in
-                the meantime are skipped and counted as stale. None updates any item at the index.
+                also have the shape of the batch, ``[lanes, n]``. If None, the sample's
+                ``priority_key`` entry is used.
+            generation: the sample's ``index_generation``, ``[n]``. Items that have been overwritten
+                since are skipped and counted as stale. If None, the current items are updated.
 
         Returns:
-            `PriorityUpdate` with the numbers of applied and of stale updates.
+            `PriorityUpdate`, which counts the applied and the stale updates.
 
         Raises:
-            ValueError: a priority is NaN, infinite or negative. Nothing was changed.
-            IndexError: the index is out of range, is a mask, or contains fractions. Nothing was
-                changed.
-            TypeError: the priorities are missing. Nothing was changed.
+            ValueError: a priority is NaN, infinite or negative.
+            IndexError: an index is out of range or not an integer, or the indices are a mask.
+            TypeError: ``priority`` is None, and ``index`` is not a sample with priorities.
+                No priority is changed if an error is raised.
 
         Cost: one native call.
         """
@@ -771,7 +771,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
                 subfolders are read in the order of their names (``part.2`` before ``part.10``).
                 Names that begin with a dot or underscore are skipped.
             storage: storage for the items, or a function that creates one for a number of items.
-                None creates a `LazyTensorStorage`.
+                If None, creates a `LazyTensorStorage`.
             rename: dict from names of columns in the file to new names. For example, LeRobot's
                 column ``index`` has the name of an entry of each sample, so pass
                 ``{"index": "stored_index"}``.

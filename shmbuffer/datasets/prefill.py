@@ -25,7 +25,7 @@ def prefill_replay_buffer(
         rb: buffer to fill. If it is smaller than the data set, it keeps the last items.
         dataset: a buffer of this package or of TorchRL, a directory, or a name, as for
             `OfflineToOnlineReplayBuffer`.
-        n_samples: number of items to copy, starting with the first. None copies all items.
+        n_samples: number of items to copy, starting with the first. If None, copies all items.
         chunk_size: number of items per write.
 
     Returns:

@@ -95,7 +95,7 @@ class Handle:
         """Returns the direct path to the buffer, or None if the owner has to make the call.
 
         Args:
-            group: a group of calls in `GROUPS`. None asks whether any direct path exists.
+            group: a group of calls in `GROUPS`. If None, asks whether any direct path exists.
         """
         near = self._near
         if near is None or not near.is_current():

@@ -85,7 +85,7 @@ class ReplayBufferEnsemble(JointBuffer):
             item. With this argument, ``ensemble.extend(data)`` writes to the selected buffers.
         routing_dim: dimension of the data that has one entry per buffer, as an alternative to
             ``routing_key``.
-        generator: random generator for the choice of buffers and for all draws. None leaves the
+        generator: random generator for the choice of buffers and for all draws. If None, leaves the
             generators of the buffers unchanged.
         shared: see `ReplayBuffer`.
         **kwargs: see `ReplayBuffer`.

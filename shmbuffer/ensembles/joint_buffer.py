@@ -241,13 +241,13 @@ class JointBuffer(Saves, metaclass=ABCMeta):
         limiter.
 
         Args:
-            batch_size: total number of items. None uses the constructor's batch size.
+            batch_size: total number of items. If None, uses the constructor's batch size.
             return_info: if True, returns ``(data, info)``. The info is a TensorDict, or a dict for
                 an `OfflineToOnlineReplayBuffer`.
             include_info: if False, a sample of TensorDicts has no entries for index and weights.
             min_size: waits until the online part contains at least this number of items. Only
                 supported by `OfflineToOnlineReplayBuffer`.
-            timeout: maximum wait in seconds for the entire call. None waits indefinitely.
+            timeout: maximum wait in seconds for the entire call. If None, waits indefinitely.
             lease: not supported, because only single buffers have leases.
 
         Returns:
@@ -713,7 +713,7 @@ class _Joint(ReplayBuffer):
 
 
 def _priority_key(rb: ReplayBuffer) -> str | tuple[str, ...]:
-    """Returns the key of a sample's entry that contains priorities for a buffer."""
+    """Returns the key under which samples contain the priorities for ``rb``."""
     return rb.priority_key if isinstance(rb, TensorDictReplayBuffer) else "td_error"
 
 

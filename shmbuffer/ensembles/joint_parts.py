@@ -491,6 +491,6 @@ def refusal(what: str) -> str:
         what: first part of the message, such as "a batch was given to the ensemble".
     """
     return (
-        f"{what}, which cannot choose a buffer for it; write to one of the buffers with "
+        f"{what}, which cannot choose a buffer for the data; write to one of the buffers with "
         "ensemble[i].extend(data)"
     )

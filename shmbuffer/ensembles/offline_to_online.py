@@ -79,7 +79,7 @@ class OfflineToOnlineReplayBuffer(JointBuffer):
             be the same for all handles of a shared online part.
         batch_size: number of items per sample, and batch size of a data set that is loaded by name.
         transform: transform that is called with every sample.
-        online_sampler: sampler of the online part. None creates a `RandomSampler`.
+        online_sampler: sampler of the online part. If None, creates a `RandomSampler`.
         priority_key: see `TensorDictReplayBuffer`.
         generator: random generator for both parts.
         rank: rank for both parts; see `ReplayBuffer`.

@@ -47,7 +47,7 @@ class OneBatch:
 
     @classmethod
     def of(cls, buffers: Sequence[ReplayBuffer], weight_keys: tuple[str, ...]) -> OneBatch | None:
-        """Returns a `OneBatch` for buffers, or None if their rows cannot be gathered in place."""
+        """Returns a `OneBatch`; None if rows of these buffers cannot be copied directly to it."""
         plans = [rb.plan for rb in buffers]
         if not all(map(_is_plain, buffers, plans)):
             return None

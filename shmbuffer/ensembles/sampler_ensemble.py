@@ -41,7 +41,7 @@ class SamplerEnsemble(JointPart, Sampler):
         *samplers: one sampler per buffer.
         p: non-negative relative frequency of each buffer. ``"sampleable"`` uses the number of
             possible draws in each buffer at the time of the call: items, or slots at which a slice
-            can begin. None uses equal frequencies. The attribute can be changed later.
+            can begin. If None, uses equal frequencies. The attribute can be changed later.
         sample_from_all: if True, each batch contains one row from each buffer. Cannot be combined
             with ``p``.
         num_buffer_sampled: number of rows of a batch. A buffer can provide several rows, or none.
@@ -70,7 +70,7 @@ class SamplerEnsemble(JointPart, Sampler):
 
     @property
     def p(self) -> torch.Tensor | str | None:
-        """Relative frequency of each buffer: ``[buffers]`` with sum 1, ``"sampleable"`` or None."""
+        """Probability of each buffer, ``[buffers]``; or ``"sampleable"`` or None, as in Args."""
         return self._p
 
     @p.setter

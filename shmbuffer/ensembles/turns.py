@@ -107,9 +107,9 @@ class Turns:
             return first.batch
         kept.appendleft(first)
         raise RuntimeError(
-            f"a failed sample has taken {first.share} items out of the queue of buffer {at}, and "
-            f"the next sample must use these items, but this sample needs {share} items; first "
-            "sample with the same batch size as the failed sample"
+            f"an earlier sample() failed after it took {first.share} items from the queue of "
+            f"buffer {at}; the next sample must use exactly these items, but this one needs "
+            f"{share}; call sample() with the batch size of the failed call"
         )
 
     def forget(self) -> None:

@@ -92,7 +92,7 @@ def unravel(index: Any, lanes: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def resolve_batch_size(
-    requested: Any,  # argument of ``sample``; None selects the handle's batch size
+    requested: Any,  # argument of ``sample``; if None, selects the handle's batch size
     default: int | None,  # batch size of the handle
     setter: str,  # function that sets the handle's batch size, for the message
     frames: int,  # number of stack frames between the caller and the user's code

@@ -136,9 +136,11 @@ class Limits:
                 raise
 
     def turn(self, count: int, min_size: int = 0) -> Turn | None:
-        """Waits until the limits admit a draw of ``count`` items, and counts the draw.
+        """Waits until the limits allow ``count`` items to be sampled, and counts these items.
 
-        Returns None if no limits apply.
+        Returns:
+            A `Turn`, which can undo the count. None, without a wait, if there is no ring yet and no
+            limit requires one.
         """
         if (min_size := as_int("min_size", min_size)) < 0:
             raise ValueError(f"min_size must be at least 0, got {min_size}")

@@ -73,7 +73,8 @@ def allocate_elements(kit: Kit, count: int, beta: float | None) -> DrawnElements
 
 def draw_into(
     ring: Ring,
-    addresses: Sequence[int] | None,  # where to copy the rows of each leaf; None copies no leaves
+    # Destination of the rows of each leaf. If None, copies no leaves.
+    addresses: Sequence[int] | None,
     drawn: DrawnElements,
     key: int,
     beta: float | None,

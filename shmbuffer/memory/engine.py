@@ -297,7 +297,7 @@ class Engine:
         existing items.
 
         Args:
-            wanted: The new limits. None removes all limits.
+            wanted: The new limits. If None, removes all limits.
             timeout: Seconds to wait for init.lock, if the buffer has no schema yet.
 
         Raises:

@@ -70,9 +70,9 @@ class SamplerWithoutReplacement(Sampler):
         shuffle: if True, each pass has a new random order. If False, items are drawn in storage
             order.
         world_size: number of learners that share each pass. None means that passes are not shared.
-        rank: number of this learner, starting at 0. None uses the ``rank`` of the buffer, the rank
-            in torch.distributed, or the environment variable ``RANK``; the first of these that is
-            set.
+        rank: number of this learner, starting at 0. If None, uses the ``rank`` of the buffer, the
+            rank in torch.distributed, or the environment variable ``RANK``; the first of these that
+            is set.
         seed: seed of shared passes, which must be the same for all learners.
 
     Raises:

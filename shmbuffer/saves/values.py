@@ -376,9 +376,9 @@ def _to_json(value: Any) -> dict[str, Any] | None:
 def _pickle(
     value: Any, data: Chunks, what: str, remedy: str | None, allow_pickle: bool
 ) -> dict[str, Any]:
-    """Pickles an object into the next chunk, and returns the JSON that refers to the chunk.
+    """Pickles an object into the next chunk, and returns a JSON value that refers to the chunk.
 
-    Raises TypeError if pickle is not allowed.
+    Raises TypeError if pickling is not allowed.
     """
     if not allow_pickle:
         risk = f", or {remedy}, which runs code from the file when it is loaded" if remedy else ""

@@ -56,10 +56,10 @@ class Coordinator:
     the buffer of a closed coordinator raise BufferClosedError.
 
     Args:
-        scratch_dir: the directory. None creates a temporary directory, which is removed when the
-            coordinator is closed.
+        scratch_dir: the directory. If None, creates a temporary directory, which is removed when
+            the coordinator is closed.
         capacity: maximum number of items. Optional with ``on_existing="recover"``.
-        alpha: priority exponent, by default 0.6. None creates a buffer without priorities.
+        alpha: priority exponent, by default 0.6. If None, creates a buffer without priorities.
         beta: exponent of the importance weights, by default 0.4.
         eps: number that is added to each priority, by default 1e-8.
         batch_size: default batch size of samples, in this process and after ``attach``.
@@ -89,7 +89,7 @@ class Coordinator:
         prefault: see ``attach``. "full" waits if the files exist or if ``example`` creates them.
         on_progress: see ``attach``.
         rate_limiter: `RateLimiter` for all processes, which limits the ratio of samples to inserts
-            or turns the buffer into a queue. None keeps the limiter that the directory has, and
+            or turns the buffer into a queue. If None, keeps the limiter that the directory has, and
             logs it.
         **options: further arguments of the buffer, with TorchRL's names. Fixed: ``share_next`` and
             ``share_next_room`` of `LazyMemmapStorage`. Recorded: ``weight_key``, ``reduction``,

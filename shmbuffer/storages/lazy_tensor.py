@@ -1,4 +1,4 @@
-"""Storage in memory, which is allocated by the first write."""
+"""In-memory storage that is allocated on the first write."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class ListStorage(RingBacked):
             data: one item if ``single`` is True. Otherwise an iterable of items, a tensor, array or
                 TensorDict, which is split along its first dimension, or a dict of these.
             single: True if ``data`` is one item.
-            priorities: raw priorities, float64, one per item. None uses the largest so far.
+            priorities: raw priorities, float64, one per item. If None, uses the largest so far.
             streams: see `RingBacked.append`.
 
         Returns:

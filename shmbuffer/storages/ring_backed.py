@@ -229,7 +229,7 @@ class RingBacked(Storage):
         Args:
             data: a batch or an item.
             single: True if ``data`` is one item.
-            priorities: raw priorities, float64, one per element. None uses the largest so far.
+            priorities: raw priorities, float64, one per element. If None, uses the largest so far.
             streams: stream number from 0 to 2**24 - 1 for each slot, or one number for all slots.
                 None means 0.
 

@@ -30,7 +30,7 @@ class Storage(Checkpoints):
 
     Args:
         max_size: capacity in elements.
-        checkpointer: object that saves the storage. None uses the default of the class.
+        checkpointer: object that saves the storage. If None, uses the default of the class.
         compilable: has no effect, because `torch.compile` never compiles the native calls.
 
     Source: ``torchrl.data.Storage``.
@@ -120,7 +120,7 @@ class Storage(Checkpoints):
         Args:
             index: see `get`.
             dim_extend: dimension along which batches are appended and ``index`` selects.
-            views: if True, returns views instead of copies. None uses the storage's default.
+            views: if True, returns views instead of copies. If None, uses the storage's default.
         """
         return self.get(index)
 
@@ -139,7 +139,7 @@ class Storage(Checkpoints):
         Args:
             count: number of elements.
             key: seed of the draw.
-            beta: exponent of the importance weights. None draws uniformly, without weights.
+            beta: exponent of the importance weights. If None, draws uniformly, without weights.
         """
         raise NotImplementedError(
             f"{type(self).__name__} does not implement draw(); choose indices with a sampler, and "

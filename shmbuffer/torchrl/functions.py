@@ -45,7 +45,7 @@ def find_start_stop_traj(
             trajectory ends there. If False, the last row ends a trajectory.
         cursor: for a full ring, the row that was written last, which ends a trajectory. If several
             rows are passed, the last one is used.
-        device: device for the computation. None uses the device of the rows.
+        device: device for the computation. If None, uses the device of the rows.
 
     Returns:
         First and last step of each trajectory, both int64 ``[N, 1 + len(B)]`` with the time in the

@@ -19,14 +19,14 @@ from shmbuffer.watch.stats import Number
 def log_stats(
     logger: Any, stats: Mapping[str, Number], step: int | None, prefix: str = "buffer/"
 ) -> None:
-    """Logs the result of ``stats()`` of a buffer or a coordinator, each number under its name.
+    """Logs each number that ``stats()`` of a buffer or coordinator returns, under its name.
 
         log_stats(logger, rb.stats(), step)
 
     Args:
-        logger: a TorchRL logger, a ``torch.utils.tensorboard.SummaryWriter``, a run of wandb, or
-            any other object with ``log_metrics``, ``log_scalar``, ``add_scalar`` or ``log``.
-        stats: numbers by name. False and True are logged as 0 and 1.
+        logger: a TorchRL logger, a ``torch.utils.tensorboard.SummaryWriter``, a wandb run, or any
+            other object with a method ``log_metrics``, ``log_scalar``, ``add_scalar`` or ``log``.
+        stats: mapping from names to numbers. False and True are logged as 0 and 1.
         step: training step, or None if the logger counts the steps itself.
         prefix: prepended to every name.
 
@@ -34,7 +34,7 @@ def log_stats(
         TypeError: the logger has none of these methods, or a value is not a number. Nothing was
             logged.
 
-    Cost: the cost of the logger.
+    Cost: only the time of the logger's own calls.
     """
     values = {f"{prefix}{name}": _number(name, value) for name, value in stats.items()}
     if _has(logger, "log_metrics"):

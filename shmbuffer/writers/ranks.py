@@ -51,7 +51,7 @@ def _ranks(data: Any, count: int | None, key: Key, reduction: str) -> list[Rank]
     values = data.get(key, None)
     if values is None:
         raise KeyError(
-            f"there is no entry {key!r} to rank the items by (rank_key); the data have "
+            f"rank_key is {key!r}, but the data have no such entry; their entries are "
             f"{sorted(map(str, data.keys(True, True)))}"
         )
     count = data.batch_size[0] if count is None else count

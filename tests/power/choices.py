@@ -89,7 +89,7 @@ def _superblock(role: str, number: int) -> bool:
 
 
 def designed(disk: Disk) -> Iterator[Designed | Between]:
-    """Yields the most effective choices: all old, all new, one against the rest, control against data."""
+    """Yields the most effective choices, such as all old, all new, and one against the rest."""
     yield Designed("all old", lambda *_: False, False)
     yield Designed("all new", lambda *_: True, True)
     yield Designed("names without content", lambda *_: False, True)

@@ -338,7 +338,7 @@ def test_other_data_than_tensordicts_are_refused(
 
 def test_a_missing_rank_is_named_with_what_is_there() -> None:
     rb = buffer(LazyTensorStorage(3))
-    with pytest.raises(KeyError, match=r"no entry 'score' to rank the items by .*'other'"):
+    with pytest.raises(KeyError, match=r"rank_key is 'score', but .*'other'"):
         rb.extend(TensorDict({"other": torch.zeros(3)}, [3]))
     assert len(rb) == 0
 

@@ -632,7 +632,7 @@ def test_items_taken_by_a_failed_sample_come_with_the_next_one_in_order() -> Non
             rb.sample()
     rb[1]._parts.transform = rb[1].transform[:0]
     with pytest.raises(
-        RuntimeError, match=r"taken 4 items out of the queue of buffer 0.* but this sample needs 2"
+        RuntimeError, match=r"took 4 items from the queue of buffer 0.* but this one needs 2"
     ):
         rb.sample(4)
     for first in (0, 4, 8):

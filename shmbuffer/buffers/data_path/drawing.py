@@ -31,8 +31,8 @@ def drawn(
         plan: plan of the buffer, whose ``draws`` must be True.
         count: number of items.
         pins: True if the items are gathered in pinned memory.
-        key: seed of the draw. None takes the next seed from the sampler.
-        beta: exponent of the importance weights. None uses the sampler's beta.
+        key: seed of the draw. If None, takes the next seed from the sampler.
+        beta: exponent of the importance weights. If None, uses the sampler's beta.
 
     Returns:
         The items, and the entries of the sample.
@@ -59,7 +59,7 @@ def chosen(
         plan: plan of the buffer.
         index: index of the chosen items.
         known: the sampler's further entries.
-        again: function that chooses items again. None calls the sampler.
+        again: function that chooses items again. If None, calls the sampler.
 
     Returns:
         The items, and the entries of the sample.

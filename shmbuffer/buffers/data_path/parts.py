@@ -266,7 +266,7 @@ class Parts:
             self.make_plan()
 
     def set_rate_limiter(self, limiter: RateLimiter | None) -> None:
-        """Sets the rate limiter of the buffer. None removes the limiter."""
+        """Sets the rate limiter of the buffer. If None, removes the limiter."""
         if not (limiter is None or isinstance(limiter, RateLimiter)):
             raise TypeError(f"rate_limiter must be a RateLimiter or None, got {limiter!r}")
         shareable(self.storage, "a rate_limiter needs").set_limiter(limiter)

@@ -157,7 +157,7 @@ def sample_alone(data: Any, **known: Any) -> Any:
 
     Args:
         data: the first argument of the call, which must be a sample.
-        **known: entries that replace those of the sample. None keeps the sample's entry.
+        **known: entries that replace those of the sample. If None, keeps the sample's entry.
 
     Raises:
         TypeError: ``data`` is not a TensorDict, so the priorities are missing.

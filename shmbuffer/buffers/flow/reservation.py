@@ -89,11 +89,11 @@ class Reservation:
         raised before the write, the reservation stays valid.
 
         Args:
-            data: the items, as for `extend`. None writes only the appended pieces.
-            version: version of the policy, one for each item or one for all. None uses the version
-                of the reservation. Items that exceed the limiter's ``max_staleness`` when they are
-                written are rejected, and counted in ``refused`` and ``rb.stats()``. Items of the
-                same version are either all accepted or all rejected.
+            data: the items, as for `extend`. If None, writes only the appended pieces.
+            version: version of the policy, one for each item or one for all. If None, uses the
+                version of the reservation. Items that exceed the limiter's ``max_staleness`` when
+                they are written are rejected, and counted in ``refused`` and ``rb.stats()``. Items
+                of the same version are either all accepted or all rejected.
             priority: priority of each item, which `update_priority` sets after the write.
             whole: if True, ``data`` already contains the appended pieces, which are then discarded.
             timeout: as for `extend`. The call only waits if another process is still writing one of

@@ -49,7 +49,7 @@ class ShardBatches:
     Args:
         members: the client's view of the shards.
         face: result of `Shard.face`.
-        home: name of the only node to draw from. None draws from all nodes.
+        home: name of the only node to draw from. If None, draws from all nodes.
     """
 
     def __init__(self, members: Members, face: dict[str, Any], home: str | None) -> None:

@@ -61,7 +61,7 @@ class ShardedReplayBuffer(ShardedClient):
         locality: ``"global"`` draws a batch from all shards. ``"local"`` draws the batch from the
             shard of the learner's node, without the network. With a learner on each node and
             ``beta`` 1, the weights make the mean over the learners unbiased, with more variance.
-        name: name of the buffer in the cluster, for `find`. None chooses a random name.
+        name: name of the buffer in the cluster, for `find`. If None, chooses a random name.
         prefetch: number of batches that are requested in advance, so that a learner does not wait
             for other nodes.
         rank: rank of this learner among several; see `ReplayBuffer`.

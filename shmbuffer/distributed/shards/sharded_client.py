@@ -276,13 +276,13 @@ class ShardedClient:
         """Draws a batch from all shards, as if they were one buffer.
 
         Args:
-            batch_size: number of items. None uses the batch size that was passed to the constructor
-                of the buffer.
+            batch_size: number of items. If None, uses the batch size that was passed to the
+                constructor of the buffer.
             return_info: if True, returns ``(data, info)``.
             include_info: if False, a sample of TensorDicts has no entries for the index, the weight
                 and the shard of each item.
             min_size: waits until the shards that answer contain at least this number of items.
-            timeout: seconds to wait for ``min_size`` items and for the rate limiter. None waits
+            timeout: seconds to wait for ``min_size`` items and for the rate limiter. If None, waits
                 without a limit.
 
         Returns:
@@ -397,7 +397,7 @@ class ShardedClient:
                 `update_tensordict_priority`. If ``shard`` is passed, the entry ``"index"`` of a
                 sample, ``[n]`` or ``[n, ndim]``.
             priority: priority of each item, ``[n]``, or one number for all items, finite and not
-                negative. None uses the entry `priority_key` of the sample.
+                negative. If None, uses the entry `priority_key` of the sample.
             generation: the entry ``"index_generation"`` of the sample, ``[n]``. If an item has been
                 overwritten since it was sampled, its priority is discarded and counted as stale.
             shard: the entry ``"shard"`` of the sample, ``[n]``, or one number for all items.

@@ -87,7 +87,8 @@ class Leaves:
         single: bool = False,
         mapping: str = "dict",  # kind of a plain dict, ``"dict"`` or ``"tensordict"``
         where: str = "this buffer",
-        form: FormOf | None = None,  # returns dtype and shape of a leaf; None uses `Kit.form_of`
+        # Returns dtype and shape of a leaf. If None, uses `Kit.form_of`.
+        form: FormOf | None = None,
     ) -> Self:
         """Creates the leaves that the first write to a buffer defines.
 

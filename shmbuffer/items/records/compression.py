@@ -58,7 +58,7 @@ class Zstd:
     Args:
         level: compression level of zstd, from 1 (fastest) to 22 (smallest).
         dictionary: result of `train`, or None. Frames without a dictionary can always be read.
-        threads: number of threads per call, including the caller. None uses one thread per
+        threads: number of threads per call, including the caller. If None, uses one thread per
             available CPU, up to 4. The caller alone processes small batches.
 
     Raises:

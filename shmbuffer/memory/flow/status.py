@@ -178,7 +178,7 @@ def raise_for_status(
         )
     if status == _core.NO_TICKETS:
         raise BufferNeedsRestart(
-            f"{where}: {what}: all 2**62 tickets of this buffer are used; copy its items to a new "
+            f"{where}: {what}: this buffer has used up its 2**62 tickets; copy its items to a new "
             "buffer"
         )
     if status == _core.REENTERED:

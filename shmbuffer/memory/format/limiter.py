@@ -54,7 +54,7 @@ class RateLimiter:
         error_buffer: Tolerance of the ratio, in samples: how far the number of samples may be from
             the target. Must be at least ``max(1, samples_per_insert)``. If a call writes w items
             and a call draws s items, it must be at least ``(w * samples_per_insert + s) / 2``, or
-            writers and samplers can block each other. None uses a tenth of
+            writers and samplers can block each other. If None, uses a tenth of
             ``samples_per_insert * min_size`` (Acme's tolerance), but at least the minimum.
         max_times_sampled: Maximum number of times that each item is sampled. If it is set, the
             buffer is a first-in, first-out queue, and writes wait while the queue is full. None

@@ -426,7 +426,7 @@ class Control:
 
 
 def _is_intact(page: bytes) -> bool:
-    """True if a copy of the superblock has the magic number and matches its checksum."""
+    """True if this copy of the superblock begins with the magic number and has a valid checksum."""
     checksum = int.from_bytes(page[-4:], "little")
     return page.startswith(layout.MAGIC) and _core.crc32c(page[:-4]) == checksum
 

@@ -183,9 +183,10 @@ class WeightsFile:
         return self._newest[0]
 
     def stamp(self) -> dict[str, Any]:
-        """Returns version, step, at_s (wall-clock time) and pid of the newest weights.
+        """Returns version, step and time (``at_s``) of the newest weights, and the publisher's pid.
 
-        The values are not validated, so they may be inconsistent during a publish.
+        The values are read without a lock. During a publication, they may belong to different
+        versions.
         """
         newest = self.newest
         stamp = self._stamps[newest & 1]

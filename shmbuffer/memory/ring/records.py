@@ -148,7 +148,7 @@ class Records:
             in_place: If True, existing items keep their raw priorities, and `Ring.write_count` does
                 not change.
             tickets: Expected tickets, int64[n]. A record is written only if its slot still has this
-                ticket. None writes all records.
+                ticket. If None, writes all records.
             timeout: See `write`.
 
         Returns:

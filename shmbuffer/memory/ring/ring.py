@@ -244,8 +244,8 @@ class Ring(HasTotals):
             count: Number of elements.
             key: 64 random bits. With the same key and the same content of the buffer, the same
                 elements are sampled.
-            out: For each leaf, the address of an output array ``[count, *shape]``. None copies no
-                payload.
+            out: For each leaf, the address of an output array ``[count, *shape]``. If None, copies
+                no payload.
             index: Address of an output array int64[count] for the elements.
             tickets: Address of an output array int64[count] for their tickets.
             weights: Address of an output array float32[count] for the importance weights, or 0. A
@@ -301,7 +301,7 @@ class Ring(HasTotals):
             index: Elements, int64[n].
             priorities: Raw priorities, float64[n].
             tickets: Tickets of the items, int64[n]. A priority is dropped if its slot now has
-                another ticket. None sets the priorities of the current items.
+                another ticket. If None, sets the priorities of the current items.
 
         Returns:
             The number of priorities that were set, and the number that were dropped because their

@@ -110,7 +110,7 @@ class PriorityTree:
     def set_alpha(self, alpha: float | None, eps: float | None = None) -> None:
         """Changes the exponents, and recomputes all masses from the raw priorities. O(capacity).
 
-        None keeps the current value of ``alpha`` or ``eps``.
+        If None, keeps the current value of ``alpha`` or ``eps``.
         """
         self._set(alpha, eps, f"set_alpha({alpha}, {eps})", bind=False)
 

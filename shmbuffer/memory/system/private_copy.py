@@ -51,7 +51,7 @@ def map_file(
         nbytes: Length of the map in bytes.
         writable: Whether the map can be written.
         size: Expected size of the file in bytes if it is copied. None means ``nbytes``.
-        parts: Byte ranges to copy if the file is copied. None copies the whole file.
+        parts: Byte ranges to copy if the file is copied. If None, copies the whole file.
         dense: Passed to `private_copy`.
         twice: Whether the file is mapped twice in succession, as a ring of bytes needs it.
         aligned: Whether the map is aligned for huge pages.
@@ -86,7 +86,7 @@ def private_copy(
         where: Path of the file, for error messages.
         size: Minimum size of the file in bytes.
         copy_size: Size of the copy in bytes. Bytes from offset ``size`` on are zero.
-        parts: Byte ranges to copy. All other bytes of the copy are zero. None copies all bytes.
+        parts: Byte ranges to copy. All other bytes of the copy are zero. If None, copies all bytes.
         dense: If all bytes are copied, whether the memory check also counts the holes. Set it if
             the caller will touch every page of the copy.
 

@@ -109,7 +109,7 @@ class Progress:
         what: Name of the operation, as in `ProgressReport`.
         total: Total amount of work.
         unit: Unit of ``total``: ``"bytes"`` or ``"items"``.
-        on_progress: The callback. None uses the callback of the enclosing `report_to` block.
+        on_progress: The callback. If None, uses the callback of the enclosing `report_to` block.
     """
 
     def __init__(

@@ -165,7 +165,7 @@ class Directory:
             nbytes: Size of the file in bytes.
             reserve: Whether the disk space is allocated. Otherwise the file is sparse.
             shared: Whether the group can read the file if it can read `beneath.PRIVATE`.
-            into: Object that takes ownership of the descriptor. None creates one.
+            into: Object that takes ownership of the descriptor. If None, creates one.
 
         Returns:
             The owner of the descriptor, which is open for reading and writing.
@@ -209,7 +209,7 @@ class Directory:
             name: Name of the file, relative to this directory.
             nbytes: Size in bytes that the file must have, or None to accept any size.
             writable: Whether the file is opened for writing, too.
-            into: Object that takes ownership of the descriptor. None creates one.
+            into: Object that takes ownership of the descriptor. If None, creates one.
         """
         where, file = self.path / name, into or _core.Descriptor()
         flags = _FILE | (os.O_RDWR if writable else os.O_RDONLY)

@@ -19,7 +19,7 @@ def set_threads(threads: int | None) -> None:
     process. The first large batch starts the threads. The child of a fork starts its own threads.
 
     Args:
-        threads: Number of threads, from 1 (the calling thread alone) to 16. None restores the
+        threads: Number of threads, from 1 (the calling thread alone) to 16. If None, restores the
             default: the number of processors that this process may use, but at most 4.
 
     Raises:

@@ -106,7 +106,7 @@ class HistoryWriter:
         _core.reached("history.event")
 
     def note_deaths(self, died: Sequence[Event]) -> None:
-        """Writes the deaths of clients whose end is not recorded yet."""
+        """Records the deaths of those clients in ``died`` whose end has not been recorded yet."""
         ring = self._events
         data = read_at(self._file.fd, ring.end - ring.begin, ring.begin)
         rows, _ = ring.parse(data)

@@ -175,7 +175,7 @@ class PriorityStore(Sampler):
         return bool((settings.alpha, settings.eps) == (self._alpha, self._eps))
 
     def _attach_ring(self, ring: Ring) -> None:
-        """Sets which priority new items in ``ring`` get."""
+        """Sets the priority that new items in ``ring`` receive."""
         self._greatest = MaxPriority(ring) if self._max_within_buffer else None
         ring.tree.initial = None if self._greatest is None else self._greatest.default
 

@@ -74,8 +74,8 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         trajectories: integers ``[items]``, used in the same way instead of stored ids.
         cache_values: if True, objects are read again only after a write. Tensors and records are
             never read twice.
-        truncated_key: key under which the last step is marked. None sets no such mark.
-        init_key: key under which the first step is marked. None sets no such mark.
+        truncated_key: key under which the last step is marked. If None, sets no such mark.
+        init_key: key under which the first step is marked. If None, sets no such mark.
         strict_length: if True, only trajectories that are long enough are drawn. If False, shorter
             trajectories are also drawn, each as a whole, and the batch is then shorter.
         pad_output: if True, the last step of a short slice is repeated until the slice has its full

@@ -64,8 +64,8 @@ class StreamingSliceSampler(ClaimingSampler, SliceSampler):
         traj_key: key of the trajectory id.
         cache_values: see `SliceSampler`.
         truncated_key: key of the entry that is set to True on the last step of each window.
-        init_key: key of the entry that is set to True on the first step of each window. None leaves
-            the entry unchanged.
+        init_key: key of the entry that is set to True on the first step of each window. If None,
+            leaves the entry unchanged.
         strict_length: if True, random slices are drawn only from trajectories that are long enough.
         pad_output: applies to random slices; see `SliceSampler`.
         compile: has no effect.

@@ -26,7 +26,7 @@ class TensorRecordCodec(codec.RecordCodec):
     def __init__(
         self,
         *,
-        level: int | None = None,  # level of zstd; None stores leaves raw
+        level: int | None = None,  # level of zstd; if None, stores leaves raw
         keys: Iterable[Any] | None = None,  # keys of the entries to compress; see `Encoder`
         compress: Compress | None = None,  # the user's ``compression_fn``, instead of zstd
         decompress: Decompress | None = None,  # the user's ``decompression_fn``

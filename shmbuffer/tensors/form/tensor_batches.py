@@ -249,8 +249,9 @@ class _Stacking(batches.Stacking):
     """
 
     instead = (
-        "use a LazyStackStorage or a ListStorage for items that differ. If each leaf contains all "
-        "items along its first dimension, pass the batch as a tuple, dict or TensorDict"
+        "use a LazyStackStorage or a ListStorage for items of different shapes or keys. If each "
+        "leaf contains all items along its first dimension, pass the batch as a tuple, dict or "
+        "TensorDict"
     )
     stacked = staticmethod(torch.stack)
 

@@ -886,7 +886,7 @@ def test_the_last_ticket_is_followed_by_an_error_and_not_by_the_first(make: Make
         lambda: ring.empty(),
     ):
         with pytest.raises(
-            BufferNeedsRestart, match=r"all 2\*\*62 tickets of this buffer are used"
+            BufferNeedsRestart, match=r"this buffer has used up its 2\*\*62 tickets"
         ):
             attempt()
         assert (ring.live.words.tolist(), ring.head) == before
