@@ -42,7 +42,7 @@ from typing import Any
 
 
 class ShmBufferError(Exception):
-    """Base class of the errors that shmbuffer defines.
+    """Base class for the errors that shmbuffer defines.
 
     Args:
         message: description of what happened, where, and what to do.

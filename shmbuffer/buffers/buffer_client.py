@@ -1,4 +1,4 @@
-"""Base class of buffers: access to storage, sampler and writer, flow control, and weights."""
+"""Base class for buffers: access to storage, sampler and writer, flow control, and weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shmbuffer.writers.writer import Writer, write_count_of
 
 
 class BufferClient:
-    """Base class of buffers, with the methods that do not read or write items.
+    """Base class for buffers, with the methods that do not read or write items.
 
     It gives access to the storage, the sampler, the writer and the transforms, controls the flow of
     items between processes, publishes weights, and closes the buffer.

@@ -22,7 +22,7 @@ _NOT_STATE = ("sampler", "lambda_fn")  # attributes that cannot be saved to a fi
 
 
 class ParameterScheduler(ABC):
-    """Base class of schedules that change a parameter of a sampler step by step.
+    """Base class for schedules that change a parameter of a sampler step by step.
 
     A subclass implements ``_step``, which returns the value of step number ``_step_cnt`` (1 at the
     first call).

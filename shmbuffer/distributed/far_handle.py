@@ -1,4 +1,4 @@
-"""A handle on a buffer that another process, its owner, has created.
+"""A handle to a buffer that another process, its owner, has created.
 
     handle.sample() ──▶ LocalHandle ──▶ the owner's directory, opened in this process (direct path)
                    └──▶ Owner, by a request                    (everything else)
@@ -42,7 +42,7 @@ LIFECYCLE = frozenset(
 
 
 class Handle:
-    """Base class of handles. A subclass defines how requests are sent to the owner."""
+    """Base class for handles. A subclass defines how requests are sent to the owner."""
 
     owner_is_gone: tuple[type[Exception], ...] = ()
     """Exceptions that `_ask` raises if the owner is dead."""

@@ -28,7 +28,7 @@ DEFAULT_REMOTE_CONFIG = {"num_cpus": 1}
 
 
 class RayClient(Handle):
-    """A handle on the buffer of a `RayReplayBuffer`, for any process of the Ray cluster.
+    """A handle to the buffer of a `RayReplayBuffer`, for any process of the Ray cluster.
 
     The handle can be pickled and sent to tasks and other actors. On the buffer's machine, the
     handle attaches to the buffer's directory; see `RayReplayBuffer`. A handle has no ``close`` or
@@ -98,7 +98,7 @@ class RayReplayBuffer(RayClient, ReplayBuffer):
     """A buffer in a Ray actor, with handles in any process of the cluster.
 
     The actor owns the buffer. This object, its clients, and copies of either in tasks and other
-    actors are handles on the buffer. A handle has all methods and properties of the buffer's class.
+    actors are handles to the buffer. A handle has all methods and properties of the buffer's class.
 
     **Handles on the actor's machine do not need Ray.** They use shared memory if the buffer's
     storage is a `LazyMemmapStorage` in a directory (``scratch_dir`` or ``shared_init=True``). Such

@@ -89,7 +89,7 @@ class RemoteTensorDictReplayBuffer(TensorDictReplayBuffer):
     """
 
     def client(self) -> Any:
-        """Returns a handle on the buffer: the buffer itself, or a `RemoteClient` of an RRef."""
+        """Returns a handle to the buffer: the buffer itself, or a `RemoteClient` of an RRef."""
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class _OfOneBuffer:
 
 
 class JointBuffer(Saves, metaclass=ABCMeta):
-    """Base class of several buffers that are used like one.
+    """Base class for several buffers that are used like one.
 
     A subclass chooses the rows of a sample (`_choose_rows`, `_shares`), joins them (`_join`) and
     writes items. `JointBuffer` does not derive from `ReplayBuffer`, but is registered as one.

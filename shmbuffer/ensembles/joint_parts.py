@@ -60,7 +60,7 @@ class PartsOf(Sequence[Any]):
 
 
 class JointPart:
-    """Base class of `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble`.
+    """Base class for `StorageEnsemble`, `SamplerEnsemble` and `WriterEnsemble`.
 
     The state of each member is saved under the member's number.
     """

@@ -1,4 +1,4 @@
-"""Handles on a buffer, which create it, attach to it, and detach from it.
+"""Handles to a buffer, which create it, attach to it, and detach from it.
 
     Engine.anonymous(settings)       in anonymous memory, for one process and its children
     Engine.open(path, settings)      in a directory: creates, attaches to or recovers the buffer
@@ -51,7 +51,7 @@ from shmbuffer.memory.upkeep.recovery_report import RecoveryReport
 
 
 class Engine:
-    """A handle on a buffer, created by `anonymous` or `open`.
+    """A handle to a buffer, created by `anonymous` or `open`.
 
     Attributes:
         seat: The seat of the handle: its registry entry, the control file and the maps.

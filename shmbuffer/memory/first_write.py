@@ -24,7 +24,7 @@ def first_ring(engine: Engine, min_size: int) -> Ring:
     """Returns the ring of a buffer, after waiting for the first write if there is no ring yet.
 
     Args:
-        engine: A handle on the buffer.
+        engine: A handle to the buffer.
         min_size: Number of items that the caller needs. It is shown to other processes.
     """
     ring = engine.ring()

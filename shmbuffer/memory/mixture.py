@@ -21,7 +21,7 @@ class Mixture:
     """The fraction of each sample that comes from a data set, for all processes.
 
     Args:
-        engine: A handle on the buffer.
+        engine: A handle to the buffer.
         base: The initial fraction, which must be the same in all processes.
         timeout: Seconds to wait for init.lock.
 

@@ -37,7 +37,7 @@ _PLAIN_FAMILY = ("ReplayBuffer", "PrioritizedReplayBuffer")
 
 
 class Handle:
-    """Base class of the NumPy client, to which subclasses add reads and writes."""
+    """Base class for the NumPy client, to which subclasses add reads and writes."""
 
     _rows_lock = ForkLock()  # held while a thread creates the rows
 

@@ -7,7 +7,7 @@ from shmbuffer.numpy.writing import Writing
 
 
 class ReplayBuffer(Writing, Sampling):
-    """A handle on a buffer for NumPy arrays, returned by `shmbuffer.numpy.attach`.
+    """A handle to a buffer for NumPy arrays, returned by `shmbuffer.numpy.attach`.
 
     Clients with and without torch can read each other's items, because both use the same engine,
     schema, priorities, rate limiter and errors.

@@ -35,7 +35,7 @@ class ArrayRows(RingRows):
         self._form = intake_form(ring, leaves, examples, tensors=False, box=_NO_CLASS, inside="")
 
     def write_as_it_is(self, data: Any, single: bool, streams: GivenStreams) -> Any:
-        """Writes an item or a batch in one call of the C core, and returns its index.
+        """Writes an item or a batch in one call into the C core, and returns its index.
 
         Returns None, and writes nothing, if the data must be converted or the call must wait.
         """

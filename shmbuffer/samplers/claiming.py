@@ -60,7 +60,7 @@ class Units(NamedTuple):
 
 
 class Source(ABC):
-    """Base class of sources: sets of units from which one learner chooses.
+    """Base class for sources: sets of units from which one learner chooses.
 
     The caller of each method holds the sampler's lock.
 
@@ -314,7 +314,7 @@ def _claimed(chosen: Units, claim: Callable[[Ints, Ints, Ints], Flags]) -> Flags
 
 
 class ClaimingSampler(Consumes):
-    """Base class of samplers that choose units for a consumer, which delivers each unit once.
+    """Base class for samplers that choose units for a consumer, which delivers each unit once.
 
     Args:
         consumer: name of the consumer, or None.

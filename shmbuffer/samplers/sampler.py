@@ -48,7 +48,7 @@ class WithOrWithout(type):
 
 
 class Sampler(Checkpoints):
-    """Base class of samplers, which choose the items of a batch.
+    """Base class for samplers, which choose the items of a batch.
 
     A custom sampler must define ``sample``. The buffer reads the items at the returned indices. If
     the storage has a ring, the samplers of this package draw, gather and validate items in one call

@@ -53,7 +53,7 @@ class Taking:
 
 
 class Consumes(Sampler):
-    """Base class of samplers that can draw items for a consumer.
+    """Base class for samplers that can draw items for a consumer.
 
     Args:
         consumer: name of the consumer. None means that items are drawn without a consumer, so that

@@ -1,4 +1,4 @@
-"""Base class of lists. Their items are Python objects or, in a directory, shared records."""
+"""Base class for lists. Their items are Python objects or, in a directory, shared records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RecordOptions(Place, total=False):
 
 
 class RecordList(ListStorage):
-    """Base class of `LazyStackStorage` and `CompressedListStorage`.
+    """Base class for `LazyStackStorage` and `CompressedListStorage`.
 
     In a directory, each item is a record, which contains its structure and its leaves, raw or
     compressed. Any process can open the directory by path. If all processes are killed, the next

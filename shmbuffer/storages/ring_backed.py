@@ -36,7 +36,7 @@ from shmbuffer.tensors.form import cpu
 
 
 class RingBacked(Storage):
-    """Base class of the storages that have a ring."""
+    """Base class for the storages that have a ring."""
 
     _write_hooks: ClassVar[tuple[str, ...]] = ("get", "set")
     """Methods that prevent native writes if a subclass overrides them."""

@@ -1,4 +1,4 @@
-"""Base class of storages, with TorchRL's methods and the methods that only buffers call."""
+"""Base class for storages, with TorchRL's methods and the methods that only buffers call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shmbuffer.tensors.form import cpu
 
 
 class Storage(Checkpoints):
-    """Base class of storages. A storage contains the items of a buffer.
+    """Base class for storages. A storage contains the items of a buffer.
 
     A custom storage must define ``set``, ``get`` and ``__len__``. These three methods are enough
     for any sampler and any writer.

@@ -131,7 +131,7 @@ class AnchorTrajectories:
 
 
 class OfTrajectories(SampleUnit):
-    """Base class of units that expand an anchor into items from its trajectory."""
+    """Base class for units that expand an anchor into items from its trajectory."""
 
     _trajectories: AnchorTrajectories
 
@@ -158,7 +158,7 @@ class OfTrajectories(SampleUnit):
 
 
 class AroundAnchors(OfTrajectories):
-    """Base class of units that select rows around each anchor in its trajectory."""
+    """Base class for units that select rows around each anchor in its trajectory."""
 
     @abstractmethod
     def _around(self, anchors: Anchors, info: dict[Any, Any]) -> Expanded | None:

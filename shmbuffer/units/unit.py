@@ -1,4 +1,4 @@
-"""Base class of sample units, which build a batch from the drawn items."""
+"""Base class for sample units, which build a batch from the drawn items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Expanded = tuple[Any, dict[Any, Any]]
 
 
 class SampleUnit(ABC):
-    """Base class of sample units, which expand each drawn item into rows of a batch.
+    """Base class for sample units, which expand each drawn item into rows of a batch.
 
     A sampler draws items, which are called anchors, and a unit expands each anchor. `Transition`
     returns the item itself, `Sequence` returns a window of steps, `NStep` returns one transition

@@ -1,4 +1,4 @@
-"""Base class of writers, which choose a slot for each item and count the writes."""
+"""Base class for writers, which choose a slot for each item and count the writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmbuffer.tensors.form import cpu
 
 
 class Writer(Checkpoints):
-    """Base class of writers, which choose the slots of new items.
+    """Base class for writers, which choose the slots of new items.
 
     A custom writer must define ``add`` and ``extend``, which call
     ``self._storage.set(index, data)``. If the storage has a ring, this call writes a batch

@@ -16,7 +16,7 @@ struct ring_object {
     int ready;
 };
 
-/* A call of the core. It releases the interpreter lock before it sleeps. */
+/* A call into the core. It releases the interpreter lock before it sleeps. */
 struct python_call {
     struct shmb_call call;
     PyThreadState *saved; /* NULL: the interpreter lock is held */

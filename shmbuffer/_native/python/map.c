@@ -1,5 +1,5 @@
 /* Map: a shared or private mapping of a file, with the buffer protocol. It is unmapped when the last reference to it
- * goes. Every call of the core refers to its maps, so none is unmapped while a thread uses it. mutex.c explains why
+ * goes. Every call into the core refers to its maps, so none is unmapped while a thread uses it. mutex.c explains why
  * that is sufficient for the page with the mutex. */
 #include "python/module.h"
 

@@ -1,6 +1,6 @@
 """The fast path for samples: one native call draws, gathers, validates and weights the items.
 
-    sample() ──▶ FastRead ──▶ one call of the C core ──▶ a TensorDict of the filled tensors
+    sample() ──▶ FastRead ──▶ one call into the C core ──▶ a TensorDict of the filled tensors
        │            └─ with out=: into the tensors of an earlier sample
        └─ a sampler that draws in Python ──▶ FastRead.read ──▶ one call: gathers and validates
             └─ with a sample unit that reads complete samples and out=: `FastRead.refill_chosen`

@@ -1,6 +1,6 @@
 """The fast path for writes: one native call checks and writes a batch.
 
-    data ──▶ write ──▶ one call of the C core ──▶ index
+    data ──▶ write ──▶ one call into the C core ──▶ index
                └─ None ──▶ the same call, after `Leaves.converted_batch`
                               └─ None: the storage writes the data, waits, or raises
 

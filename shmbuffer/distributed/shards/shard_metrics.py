@@ -19,7 +19,7 @@ class ShardMetrics:
     """Serves the metrics of a sharded buffer on the loopback interface until `close` is called.
 
     Args:
-        connect: function that returns a new handle on the buffer.
+        connect: function that returns a new handle to the buffer.
         base: directory on each node that contains the directory of the node's shard.
         port: port number. 0 chooses a free port.
     """

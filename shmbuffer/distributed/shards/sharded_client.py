@@ -1,4 +1,4 @@
-"""A handle on a buffer over several nodes. It writes on its own node and draws from all nodes."""
+"""A handle to a buffer over several nodes. It writes on its own node and draws from all nodes."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Always true
   3. Closing a lock unlocks it first. The lock is therefore released even if a fork in C code has
      copied the descriptor.
   4. A descriptor belongs to its `Lock` before it is locked, and leaving the ``with`` block is a
-     single call of the C core. Ctrl-C therefore never leaves a lock behind, whenever it arrives.
+     single call into the C core. Ctrl-C therefore never leaves a lock behind, whenever it arrives.
      Functions that take a lock release it if an exception is raised. A `Lock` that is no longer
      referenced is closed.
 If a process dies here: the kernel unlocks its files. The empty files remain for other processes.

@@ -1,4 +1,4 @@
-"""Runs calls of the C core. If a call does not succeed, waits and repeats it, or raises an error.
+"""Runs calls into the C core. If a call does not succeed, waits and repeats it, or raises an error.
 
 The status of the call decides:
 

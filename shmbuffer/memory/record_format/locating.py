@@ -84,7 +84,7 @@ def locate(batch: RecordBatch, where: str) -> list[Located]:
 
 
 def _locate_by_core(batch: RecordBatch) -> Located | None:
-    """Locates the pieces of records that all have the same form, in one call of the C core.
+    """Locates the pieces of records that all have the same form, in one call into the C core.
 
     Returns None if the records do not have the same form, or if one of them is invalid. `_locate`
     must then examine the records.

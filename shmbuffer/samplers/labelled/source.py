@@ -19,7 +19,7 @@ from shmbuffer.samplers.sampler import Sampler, draw_key
 
 
 class LabelSource(Source):
-    """Base class of sources that choose from a `LabelIndex` as of its last update."""
+    """Base class for sources that choose from a `LabelIndex` as of its last update."""
 
     def __init__(self, index: LabelIndex, ring: Ring, size: int) -> None:
         self._index, self.ring, self.size, self.table = index, ring, size, index.table

@@ -1,4 +1,4 @@
-"""Base class of samplers with priorities, which chooses where priorities are stored."""
+"""Base class for samplers with priorities, which chooses where priorities are stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shmbuffer.storages.storage import ring_of
 
 
 class PriorityStore(Sampler):
-    """Base class of samplers with priorities. `PrioritizedSampler` adds the draw.
+    """Base class for samplers with priorities. `PrioritizedSampler` adds the draw.
 
     Priorities for the items in a storage of this package are stored in its ring. All samplers of a
     shared directory use these priorities. If the storage is not shared, only one sampler uses them,

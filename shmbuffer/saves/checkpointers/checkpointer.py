@@ -11,7 +11,7 @@ Hook = Callable[..., Any]
 
 
 class StorageCheckpointerBase:
-    """Base class of checkpointers, which save a storage into a directory and load it again.
+    """Base class for checkpointers, which save a storage into a directory and load it again.
 
     A custom checkpointer implements `dumps` and `loads`. Pass it to a storage or a buffer as
     ``checkpointer=``. The checkpointer writes files into the given directory, which the caller

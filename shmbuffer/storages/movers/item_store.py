@@ -1,4 +1,4 @@
-"""Base class of movers for items of any structure, which are local objects or shared records."""
+"""Base class for movers for items of any structure, which are local objects or shared records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of movers, which write and read the items of a storage by any index.
+"""Base class for movers, which write and read the items of a storage by any index.
 
     StorageMover ─┬─ Rows ──────┬─ NativeRows   RingRows: leaves in the ring's own memory
                   │             └─ HeldRows     tensors of this process, which torch copies

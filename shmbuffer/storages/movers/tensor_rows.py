@@ -1,4 +1,4 @@
-"""Base class of movers for items of one structure, with one column per leaf.
+"""Base class for movers for items of one structure, with one column per leaf.
 
 The C core copies rows in the ring's own memory (`NativeRows`). torch copies rows in tensors of this
 process (`HeldRows`), between claim and commit.
@@ -40,7 +40,7 @@ PIECE_BYTES = 2**25
 
 
 class Rows(StorageMover):
-    """Base class of movers for the rows of a ring."""
+    """Base class for movers for the rows of a ring."""
 
     _claim: AbstractContextManager[Any] = nullcontext()
     """Lock that is held from claim to commit, if the ring's own locks are not sufficient."""

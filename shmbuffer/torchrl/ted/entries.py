@@ -123,7 +123,7 @@ def names(found: Iterable[KeyPath]) -> str:
 
 
 class Roles:
-    """Base class of hooks that stores which entries are flags, rewards and the ring's state."""
+    """Base class for hooks that stores which entries are flags, rewards and the ring's state."""
 
     def __init__(
         self,
