@@ -714,7 +714,7 @@ class ReplayBuffer(BufferClient, Saves, metaclass=ABCMeta):  # ABCMeta registers
         self._parts.storage.register_load_hook(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns items, priorities, cursor, counts, transforms and generator as plain values."""
+        """Returns items, priorities, counters, transforms and generator state as a plain dict."""
         return self._saves.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

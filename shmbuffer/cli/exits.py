@@ -1,4 +1,4 @@
-"""Defines the exit codes of all verbs, and prints error messages."""
+"""Defines the exit codes of the subcommands, and prints error messages."""
 
 from __future__ import annotations
 

@@ -77,13 +77,13 @@ class RowEntries:
         """Does nothing, because entries are read in place."""
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
-        """Returns a copy of the entry at a path for ``n`` slots, ``[n, lanes, numbers]``."""
+        """Returns a copy of an entry for ``n`` slots, flattened to ``[n, lanes, numbers]``."""
         width = self._rows.ring.width
         found = self._rows.take(self._at[path], elements_of(slots, width))
         return as_numbers(found).reshape(len(slots), width, -1)
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
-        """Returns a copy of the entry at a path for ``n`` elements, ``[n, *shape]``."""
+        """Returns a copy of an entry for ``n`` elements, with shape ``[n, *shape]``."""
         return self._rows.take(self._at[path], elements)
 
 
@@ -128,11 +128,11 @@ class KeptEntries:
         return path in self._columns and self._columns[path].is_in_all()
 
     def at(self, path: KeyPath, slots: Ints) -> NDArray[Any]:
-        """Returns a copy of the entry at a path for ``n`` slots, ``[n, lanes, numbers]``."""
+        """Returns a copy of an entry for ``n`` slots, flattened to ``[n, lanes, numbers]``."""
         return np.asarray(self._columns[path].values[slots])
 
     def take(self, path: KeyPath, elements: Ints) -> torch.Tensor:
-        """Returns a copy of the entry at a path for ``n`` elements, ``[n, *shape]``."""
+        """Returns a copy of an entry for ``n`` elements, with shape ``[n, *shape]``."""
         column = self._columns[path]
         found = torch.from_numpy(column.values[elements])
         return found.reshape(len(elements), *(column.shape or ()))

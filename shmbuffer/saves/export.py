@@ -106,8 +106,8 @@ def _hdf5(rows: Rows, target: Path) -> int:
 def _tensordict(rows: Rows, target: Path) -> int:
     if rows.leaves.node is LEAF:
         raise TypeError(
-            f"{target}: an item is a single tensor, so it has no name in a TensorDict; export it "
-            "to HDF5"
+            f"{target}: each item is a single tensor without a key, so it cannot be stored in a "
+            "TensorDict; export the buffer to HDF5"
         )
     _require_dtypes(rows, target, lambda dtype: dtype.tensordict, "TensorDict.load_memmap")
     leaves, count = rows.leaves.leaves, 0

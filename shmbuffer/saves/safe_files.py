@@ -207,7 +207,7 @@ def remove_tree(above: Directory, name: str) -> None:
 
 
 def unnamed_file(folder: Path) -> BinaryIO:
-    """Creates a file without a name on the file system of a directory, and opens it.
+    """Creates and opens an unnamed file on the file system that contains a directory.
 
     The file is removed when it is closed.
     """

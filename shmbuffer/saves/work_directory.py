@@ -216,9 +216,9 @@ def make_folder_of(path: Path) -> None:
         make_folders(path.parent)
     elif not path.parent.is_dir():
         raise BufferNotFoundError(
-            f"{path.parent}: does not exist, because the save that contains it has ended, or the "
-            "directory is not visible on this machine; save again, to a directory that is visible "
-            "on all nodes",
+            f"{path.parent}: does not exist; either the save operation that used it has ended, or "
+            "it is not visible on this machine; save again, to a directory that is visible on all "
+            "nodes",
             path=path.parent,
         )
 

@@ -101,7 +101,7 @@ class BufferConfig:
 
     @property
     def _sharing(self) -> SharingRequest | None:
-        """The requested sharing of next observations, or None."""
+        """How next observations are to be shared; None if they are stored separately."""
         return SharingRequest.from_arguments(self.share_next, self.share_next_room, self.ndim or 1)
 
     def _check_storage(self) -> None:

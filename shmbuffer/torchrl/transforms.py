@@ -35,8 +35,8 @@ class Compose:
     """A chain of transforms.
 
     Args:
-        *transforms: transforms, which are called in this order for samples, and in reverse order
-            for new data.
+        *transforms: the transforms. They are applied to samples in the given order, and to new
+            data in reverse order.
 
     Source: ``torchrl.envs.transforms.Compose``. Unlike that class, it accepts any callable.
     """

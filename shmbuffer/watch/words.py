@@ -49,7 +49,7 @@ def use(found: Found) -> Styled:
     return Styled(words, "red" if dead else "yellow" if stopped or waiting else "green")
 
 
-_WILL_RECOVER = "the next process will recover it"
+_WILL_RECOVER = "the next client recovers it"
 
 _REASONS = {
     "copy": ("a copy of another directory", "yellow"),

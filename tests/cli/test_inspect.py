@@ -35,7 +35,7 @@ def test_a_dead_one(dead: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(dead)
     assert main(["inspect", str(dead)]) == 0
     text = capsys.readouterr().out
-    assert "not in use (1 client died; the next process will recover it)" in text
+    assert "not in use (1 client died; the next client recovers it)" in text
     assert "2 slots, from ticket 3" in text  # the position of its claim
     assert contents(dead) == before
 

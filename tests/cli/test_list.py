@@ -38,7 +38,7 @@ def test_every_buffer_is_on_a_line_with_who_uses_it(
         closed, dead, live = lines
         assert f"{several}/closed" in closed
         assert "not in use (all clients closed it)" in closed
-        assert "not in use (1 client died; the next process will recover it)" in dead
+        assert "not in use (1 client died; the next client recovers it)" in dead
         assert foreign == (
             f"{several}/runs/foreign: this is not a control file of shmbuffer; check the "
             "path. Nothing was changed"

@@ -79,7 +79,7 @@ def test_a_dead_one_changes_nothing(dead: Path, capsys: pytest.CaptureFixture[st
     before = contents(dead)
     assert main(["top", str(dead), "--once"]) == 0
     text = capsys.readouterr().out
-    assert "state       READY: not in use (1 client died; the next process will recover it)" in text
+    assert "state       READY: not in use (1 client died; the next client recovers it)" in text
     # the position of its claim
     assert re.search(r"client +\d+ +dead .* 2 slots, from ticket 3\n", text)
     assert contents(dead) == before

@@ -181,7 +181,9 @@ def test_a_stopped_writer_is_not_declared_dead(survivor: Engine) -> None:
     with stopped_at(path, "write.claimed", SITUATIONS["one item"].work) as pid:
         for number in range(7):
             write(ring, [number])
-        with pytest.raises(RingOverrunError, match=rf"waited 0.05 s: process {pid} \(") as raised:
+        with pytest.raises(
+            RingOverrunError, match=rf"waited 0.05 s, because process {pid} \("
+        ) as raised:
             write(ring, [7], timeout=0.05)
         assert raised.value.pid == pid  # type: ignore[attr-defined]
         assert sorted(read_all(ring).values()) == list(range(7))

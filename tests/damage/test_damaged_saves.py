@@ -230,4 +230,4 @@ def test_each_flipped_byte_of_an_item_is_found_by_its_checksum(
         flipped = data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :]
         found = damaged(kind, save, f"storage/{file}", flipped)
         assert isinstance(found, CorruptBufferError)
-        assert f"{save}/storage: differs from the saved data: 1 of its items" in str(found)
+        assert f"{save}/storage: does not match the saved data: 1 of its items" in str(found)

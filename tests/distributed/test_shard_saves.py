@@ -172,7 +172,7 @@ DAMAGED = {
     "an absolute node": ('{"nodes": ["/x"]}', "not a list of node names"),
     "twice": ('{"nodes": ["a", "a"]}', "contains a node more than once"),
     "half of it": ('{"folder": "a"}', "cannot be read"),
-    "a list": ("[]", "not a dict"),
+    "a list": ("[]", "must contain a dict"),
     "noise": ("\0", "is not valid JSON"),
 }
 

@@ -43,7 +43,7 @@ from shmbuffer import (
     TensorStorage,
 )
 from shmbuffer.cli import main
-from shmbuffer.distributed.keeper import Keeper, made_of, opened
+from shmbuffer.distributed.keeper import Keeper, open_answer, pickle_constructor
 from shmbuffer.distributed.shards.sharded_client import ShardedClient
 from tests.distributed.test_shard_saves import Shards
 
@@ -218,14 +218,16 @@ class _InActor:
     @contextmanager
     def made(cls, where: Path) -> Iterator[_InActor]:
         storage = partial(LazyTensorStorage, SIZE)
-        parts = made_of(TensorDictReplayBuffer, (), {"storage": storage}, front="RayReplayBuffer")
+        parts = pickle_constructor(
+            TensorDictReplayBuffer, (), {"storage": storage}, front="RayReplayBuffer"
+        )
         found = cls(Keeper(parts))
         found.extend(items())
         yield found
         found._ask("leave", ())
 
     def _ask(self, request: str, args: tuple[Any, ...]) -> Any:
-        return opened(self._keeper.answer(pickle.dumps((request, args))))
+        return open_answer(self._keeper.answer(pickle.dumps((request, args))))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         return lambda *args, **kwargs: self._ask("call", (name, args, kwargs))

@@ -806,7 +806,7 @@ def test_a_read_only_directory_is_refused(fast_path: Path) -> None:
 def test_an_unknown_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         UnsupportedPlatformError,
-        match=r"shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine its locks",
+        match=r"shmbuffer needs Linux with glibc on x86-64 or aarch64; on this machine, its locks",
     ):
         require_platform(lambda: 0)
     monkeypatch.setattr(layout, "ARCHITECTURE", 0)

@@ -259,7 +259,7 @@ def test_several_dimensions_come_back(make: MakeStorage, tmp_path: Path) -> None
     assert (len(other), other.write_count, ring_of(other).cursor) == (12, 18, 6)
     assert ring_of(other).tree.priorities().tolist() == ring_of(rb).tree.priorities().tolist()
     flat = learner(make(12))
-    with pytest.raises(SchemaMismatchError, match="with ndim=2, but the storage to load has ndim"):
+    with pytest.raises(SchemaMismatchError, match="ndim=2, but the storage that loads it has ndim"):
         flat.loads(tmp_path)
     assert not flat.storage.initialized
 

@@ -146,7 +146,7 @@ def test_a_huge_priority_dominates_the_next_sample() -> None:
 def test_one_trajectory_has_to_be_long_enough() -> None:
     rb = buffer(LazyTensorStorage(9), 6, slice_len=6)
     rb.extend(episodes(4, 5))
-    with pytest.raises(RuntimeError, match="sufficient length for a slice of 6 steps"):
+    with pytest.raises(RuntimeError, match="long enough for a slice of 6 steps"):
         rb.sample()
     rb = buffer(LazyTensorStorage(9), 10, slice_len=5)
     rb.extend(episodes(4, 5))

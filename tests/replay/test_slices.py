@@ -255,7 +255,9 @@ def test_a_batch_is_a_whole_number_of_slices(options: dict[str, int], message: s
 
 def test_strict_lengths_need_one_trajectory_that_is_long_enough() -> None:
     rb = filled(episodes(3, 5), batch_size=12, slice_len=6)
-    with pytest.raises(RuntimeError, match=r"sufficient length .* 6 steps: the longest of 2 has 5"):
+    with pytest.raises(
+        RuntimeError, match=r"long enough for .* 6 steps: the longest of the 2 trajectories has 5"
+    ):
         rb.sample()
     assert set(drawn(filled(episodes(3, 5), batch_size=400, slice_len=4), 8)) == {
         (3, 4, 5, 6),

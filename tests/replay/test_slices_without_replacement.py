@@ -170,7 +170,7 @@ def test_one_trajectory_has_to_be_long_enough() -> None:
     with pytest.raises(EmptyBufferError):
         rb.sample()
     rb.extend(episodes(2, 3))
-    with pytest.raises(RuntimeError, match="sufficient length for a slice of 4 steps"):
+    with pytest.raises(RuntimeError, match="long enough for a slice of 4 steps"):
         rb.sample()
 
 

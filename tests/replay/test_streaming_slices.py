@@ -54,7 +54,7 @@ def drawn(rb: TensorDictReplayBuffer, count: int) -> list[list[int]]:
     try:
         return windows_of(rb, count)
     except RuntimeError as error:
-        if "no trajectory has sufficient length" not in str(error):
+        if "no trajectory is long enough" not in str(error):
             raise
         return []
 
@@ -205,7 +205,7 @@ def test_what_is_left_of_a_batch_are_slices_at_random() -> None:
 def test_a_batch_that_cannot_be_filled_up_takes_no_window() -> None:
     rb = buffer(strict_length=True)
     rb.extend(data_of(plain(3)))
-    with pytest.raises(RuntimeError, match="no trajectory has sufficient length"):
+    with pytest.raises(RuntimeError, match="no trajectory is long enough"):
         windows_of(rb, 1)
     rb.extend(data_of(plain(1, 3)))
     assert windows_of(rb, 1) == [[0, 1, 2, 3]]

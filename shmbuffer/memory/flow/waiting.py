@@ -196,7 +196,7 @@ class Calls:
 
         Args:
             what: Name of the operation for error messages.
-            limit: The deadline of the wait; None for no limit.
+            limit: The deadline of the wait. If None, waits indefinitely.
             before: The result of the previous call, if the write is still blocked.
 
         Returns:
@@ -265,16 +265,16 @@ class Waiting:
         self._side = Side.INSERTS if what == "sample" else Side.SAMPLES
 
     def wait(self, why: Why, count: int, limit: deadline.Deadline | None) -> None:
-        """Waits once, until the state of the buffer changes or at most `SLICE_NS`.
+        """Waits until the state of the buffer changes, but for at most `SLICE_NS` nanoseconds.
 
         Args:
-            why: The limit that stopped the call.
+            why: The limit that blocks the call.
             count: The number of items that the call needs.
-            limit: The deadline of the wait; None for no limit.
+            limit: The deadline of the wait. If None, waits indefinitely.
 
         Raises:
             RateLimitTimeout: The deadline has passed.
-            RateLimitError, ValueError: The wait can never end.
+            RateLimitError, ValueError: The limit can never be met.
         """
         native = self._seat.native
         now = time.monotonic()

@@ -2,10 +2,11 @@
 
 The keys of a leaf become the path of a file in the directory of a buffer, a save or a data set.
 This package percent-encodes keys, but tensordict 0.12 and HDF5 use them unchanged. A key must
-therefore be safe without the encoding, and it is checked before it is passed to another library.
+therefore be a safe file name even if it is not encoded. It is checked before it is passed to
+another library.
 
-Always true: the path of an accepted key cannot leave its directory, whether the key is encoded or
-not. Two leaves never have the same file.
+Invariants: The path of an accepted key always stays inside its directory, whether or not the key is
+encoded. No two leaves share a file.
 """
 
 from __future__ import annotations

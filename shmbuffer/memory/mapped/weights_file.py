@@ -103,9 +103,9 @@ class WeightsForm:
         difference = difference_of(self.leaves, leaves, "these weights", "this publish")
         if difference is not None:
             raise SchemaMismatchError(
-                f"{where}: {difference}; the first publish fixed the names, dtypes and shapes of "
-                "the weights. Publish the same tensors, or remove this file; readers then have no "
-                "weights until the next publish",
+                f"{where}: {difference}; the first call to publish() has fixed the names, dtypes "
+                "and shapes of the weights. Publish tensors with these names, dtypes and shapes, "
+                "or remove this file; readers then have no weights until the next call",
                 path=str(where),
             )
         by_path = {leaf.path: at for leaf, at in zip(leaves, addresses, strict=True)}

@@ -60,7 +60,7 @@ class Chunk:
         if self.kind in _PLAIN:
             if self.dtype:
                 raise ValueError(
-                    f"a chunk of the kind {self.kind!r} must not have a dtype, but has the dtype"
+                    f"a chunk of kind {self.kind!r} must not have a dtype, but has dtype"
                     f" {self.dtype!r}"
                 )
             return _PLAIN[self.kind][0]

@@ -224,7 +224,7 @@ class _Reader:
         self._parts += 1
         if depth > bounds.MAX_DEPTH or self._parts > bounds.MAX_PARTS:
             raise ValueError(
-                f"it is nested deeper than {bounds.MAX_DEPTH} levels, or has more than"
+                f"it is nested more than {bounds.MAX_DEPTH} levels deep, or has more than"
                 f" {bounds.MAX_PARTS} nodes and keys"
             )
 

@@ -173,8 +173,7 @@ class Directory:
         file, root = into or _core.Descriptor(), self._root()
         if nbytes < 0:
             raise ValueError(
-                f"{self.path / name}: the size of a file must not be negative, but is {nbytes}"
-                " bytes"
+                f"{self.path / name}: the file size must not be negative, but is {nbytes} bytes"
             )
         with self._open_parent(name, make=True, needed=nbytes) as (folder, last):
             mode = beneath.new_modes(root, self.path)[0] if shared else 0o600

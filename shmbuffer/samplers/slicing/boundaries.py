@@ -272,7 +272,7 @@ class Boundaries:
         return () if self._ends else USUAL_IDS
 
     def _unchanged_keys(self, entries: Entries) -> Keys:
-        """Returns the same as `_keys`. Raises _OtherKeysError if earlier items had other keys."""
+        """Returns the keys from `_keys`; raises _OtherKeysError if an earlier call found others."""
         keys = self._keys(entries)
         before, self._used_keys = self._used_keys, keys
         if before is not None and before != keys:

@@ -194,7 +194,7 @@ class MarkColumns:
 
     @classmethod
     def create(cls, marks: Marks, entries: Entries) -> MarkColumns | None:
-        """Creates the object, or returns None if a stored mark is not a column of booleans."""
+        """Creates an instance; returns None if a stored end flag is not a column of booleans."""
         if not isinstance(entries, RowEntries):
             return None
         stored: dict[KeyPath, torch.Tensor] = {}

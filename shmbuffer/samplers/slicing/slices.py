@@ -341,9 +341,9 @@ class SliceSampler(Sampler, metaclass=WithOrWithout):
         allowed = table.long(self._shortest(steps))
         if not len(allowed):
             raise RuntimeError(
-                f"no trajectory has sufficient length for a slice of {steps} steps: the longest of "
-                f"{len(table)} has {table.longest} steps; sample shorter slices, or pass "
-                "strict_length=False"
+                f"no trajectory is long enough for a slice of {steps} steps: the longest of the "
+                f"{len(table)} trajectories has {table.longest} steps; sample shorter slices, or "
+                "pass strict_length=False"
             )
         return allowed
 

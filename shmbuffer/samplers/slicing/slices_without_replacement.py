@@ -113,7 +113,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
     def _suffice(
         self, table: Trajectories, allowed: LongTrajectories, count: int, steps: int
     ) -> bool:
-        """True if a batch can be drawn from the trajectories ``allowed``.
+        """True if a batch can be drawn from the trajectories in ``allowed``.
 
         With ``drop_last``, there must be enough trajectories for a full batch.
         """

@@ -144,9 +144,9 @@ class Windows:
             self._native.take_back(number, lost + count)
 
     def help(self) -> None:
-        """Repairs the writes of dead writers, because an open write blocks all later windows.
+        """Completes or undoes writes of dead processes, which otherwise block all later windows.
 
-        Does nothing if no write is open, or if the last check was less than 0.1 s ago.
+        Does nothing if no write is unfinished, or if the last check was less than 0.1 s ago.
         """
         now = time.monotonic()
         if self._following is None or not self._following.pending:

@@ -30,13 +30,13 @@ def restore(storage: Any, saved: Saved, *, there: bool = False) -> Loaded:
     if there and capacity != record.slots:
         raise ValueError(
             f"{saved.where}: contains a storage of {record.slots * record.width} elements, but the "
-            f"storage to load has max_size={storage.max_size}; use the same max_size, or load the "
-            "save from another directory"
+            f"storage that loads it has max_size={storage.max_size}; use the same max_size, or "
+            "load a save from another directory"
         )
     if len(record.lanes) != storage.ndim - 1:
         raise SchemaMismatchError(
             f"{saved.where}: contains a storage with ndim={1 + len(record.lanes)}, but the storage "
-            f"to load has ndim={storage.ndim}; use the same ndim. Nothing was changed"
+            f"that loads it has ndim={storage.ndim}; use the same ndim. Nothing was changed"
         )
     if rows is None:
         example = saved.example()

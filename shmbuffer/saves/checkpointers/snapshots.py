@@ -140,5 +140,5 @@ def open_buffer(path: Path) -> Engine:
     lost = report.checksum_failed + report.words_refused + report.priorities_repaired
     if lost:
         engine.close()
-        raise damaged(path, f"differs from the saved data: {lost} of its items are damaged")
+        raise damaged(path, f"does not match the saved data: {lost} of its items are damaged")
     return engine

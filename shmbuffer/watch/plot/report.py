@@ -123,7 +123,7 @@ def _state(buffer: BufferState) -> str:
         units.counted(found["epoch"], "recovery", "recoveries"),
     ]
     if found["needs_recovery"] and not alive:
-        parts.append("not in use" if not dead else "the next process will recover it")
+        parts.append("not in use" if not dead else "the next client recovers it")
     return "   ·   ".join(parts)
 
 

@@ -736,7 +736,7 @@ def test_an_expression_outside_the_grammar(tree: Any, chunks: list[Chunk], messa
         (
             CHUNK,
             [Chunk("str", "<f4", 1)],
-            "a chunk of the kind 'str' must not have a dtype, but has the dtype '<f4'",
+            "a chunk of kind 'str' must not have a dtype, but has dtype '<f4'",
         ),
         (CHUNK, [Chunk("set")], "the kind 'set' is not one of tensor, array"),
         (CHUNK, [Chunk("str")], "chunk 0 .str. must have from 1 to 1 dims, but has 0"),

@@ -505,7 +505,8 @@ def test_as_many_priorities_as_indices_are_needed(ring: Ring) -> None:
     with pytest.raises(ValueError, match="update: 2 indices and 3 priorities"):
         ring.update(np.arange(2), np.ones(3))
     with pytest.raises(
-        ValueError, match="update: 2 indices and 2 priorities, 1 generations were given; pass as"
+        ValueError,
+        match="update: 2 indices and 2 priorities, 1 generations were given; pass the same",
     ):
         ring.update(np.arange(2), np.ones(2), np.ones(1, np.int64))
 
@@ -709,7 +710,7 @@ def test_an_invalid_alpha_or_eps_is_refused(make: Maker, alpha: float, eps: floa
     with pytest.raises(ValueError, match=r"bind_priorities\(.*\): alpha and eps must be num"):
         unbound.tree.bind(alpha, eps)
     assert not unbound.tree.prioritized
-    with pytest.raises(ValueError, match=r"alpha=.* and eps="):
+    with pytest.raises(ValueError, match=r"alpha is .* and eps is"):
         Settings(capacity=8, alpha=alpha, eps=eps)
 
 

@@ -478,7 +478,7 @@ def test_it_gives_up_in_time_and_names_the_client_it_waited_for(make: Maker, sta
         ):
             with pytest.raises(
                 RingOverrunError,
-                match=rf"(write|place) waited 0\.05 s: process {other.pid} \({state}\) is still "
+                match=rf"waited 0\.05 s, because process {other.pid} \({state}\) is still "
                 r"writing the next slot; continue or end that process, or make the buffer larger",
             ) as caught:
                 attempt()

@@ -362,7 +362,7 @@ def test_a_link_is_not_written_through(directory: Directory, tmp_path: Path) -> 
 
 def test_a_size_cannot_be_negative(directory: Directory) -> None:
     with pytest.raises(
-        ValueError, match="file: the size of a file must not be negative, but is -1 bytes"
+        ValueError, match="file: the file size must not be negative, but is -1 bytes"
     ):
         directory.create("file", -1)
 

@@ -266,7 +266,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "how", "words"),
     [
-        ("records", damage, "differs from the saved data"),
+        ("records", damage, "does not match the saved data"),
         ("records", lambda path: path.write_bytes(b""), "the file has 0 bytes instead of"),
         ("records", Path.unlink, "missing"),
         ("slots", lambda path: path.write_bytes(b"no array"), "the file has 8 bytes instead of"),
