@@ -140,7 +140,7 @@ def test_a_keeper_that_answers_after_its_save_has_ended_saves_nothing(tmp_path: 
     late = []
     save_shards(shards(OLD, late.append), tmp_path)
     for path in late:
-        with pytest.raises(BufferNotFoundError, match="the save that contains it has ended"):
+        with pytest.raises(BufferNotFoundError, match="the save operation that used it has ended"):
             shards(NEW)[0].whole("dumps", path)
     assert loaded(tmp_path) == OLD
     require_only_one_save(tmp_path)
