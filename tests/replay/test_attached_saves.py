@@ -91,12 +91,12 @@ def test_every_write_to_a_save_raises_and_changes_nothing(tmp_path: Path) -> Non
             lambda: rb.storage.set(3, items(0, 1)[0]),
             lambda: rb.reserve(2),
         ):
-            with pytest.raises(ReadOnlyError, match=r"storage: .*is a save.*on_existing='recover'"):
+            with pytest.raises(ReadOnlyError, match=r"storage: .*read.*on_existing='recover'"):
                 write()
         assert len(rb) == 8
     with shmbuffer.numpy.attach(tmp_path, batch_size=4) as arrays:
         assert set(arrays.sample()["number"].tolist()) <= set(range(4, 12))
-        with pytest.raises(ReadOnlyError, match="is a save"):
+        with pytest.raises(ReadOnlyError, match="this save is open for reading only"):
             arrays.extend({"number": np.arange(1), "obs": np.zeros((1, 2), np.float32)})
     with pytest.raises(ReadOnlyError, match="which this call would change"):
         Engine.open(tmp_path / "storage", None)
@@ -147,7 +147,7 @@ def test_a_save_of_records_is_attached_to(tmp_path: Path) -> None:
     with attach(tmp_path / "save", batch_size=1) as other:
         assert sorted(int(one["number"]) for one in other[:].unbind(0)) == kept
         assert int(other.sample()["number"]) in kept
-        with pytest.raises(ReadOnlyError, match="is a save"):
+        with pytest.raises(ReadOnlyError, match="this save is open for reading only"):
             other.add(TensorDict({"number": torch.tensor(0), "x": torch.arange(3)}))
     assert check(tmp_path / "save").ok
     with attach(tmp_path / "save", on_existing="recover") as continued:

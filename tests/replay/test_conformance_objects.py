@@ -243,7 +243,7 @@ def test_tensorclasses_come_back_as_their_class(maker: Maker) -> None:
     [
         ((torch.zeros(2), torch.zeros(3)), r"tensor of shape \[3\] at position 1"),
         (({"a": 1}, {"b": 1}), r"dict with the keys \['b'\] at position 1"),
-        (((1, 2), (1, 2, 3)), "tuple of 3 at position 1"),
+        (((1, 2), (1, 2, 3)), "tuple of length 3 at position 1"),
         (({"a": (torch.zeros(1),)}, {"a": (torch.zeros(2),)}), "part 0 of entry 'a' of the item"),
         (
             tuple(TensorDict({"a": torch.zeros(size)}, size) for size in ([], [1])),

@@ -579,7 +579,7 @@ def test_without_a_priority_items_get_the_default_one() -> None:
     rbs = prioritized(0, 100)
     rb = ReplayBufferEnsemble(*rbs, sample_from_all=True, batch_size=200)
     rbs[0].update_priority(torch.arange(SIZE), torch.arange(SIZE) + 1.0)
-    with pytest.warns(UserWarning, match=r"no entry 'td_error', .* it has \['x'\]") as said:
+    with pytest.warns(UserWarning, match=r"no entry 'td_error', .* entries \['x'\]") as said:
         assert rb.update_tensordict_priority(rb.sample()) == (200, 0)
     assert [one.filename for one in said] == [__file__]
     # any further warning is an error here

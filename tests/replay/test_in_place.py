@@ -244,7 +244,7 @@ def test_a_buffer_without_generations_refuses_a_conditional_update(tmp_path: Pat
             if tracks:
                 assert rb.update_if_present(generation=generation, **update).updated.all()
                 continue
-            with pytest.raises(RuntimeError, match=r"no generations.*track_generations=True"):
+            with pytest.raises(RuntimeError, match=r"does not track.*track_generations=True"):
                 rb.update_if_present(generation=generation, **update)
             with pytest.raises(RuntimeError, match=r"Nothing was changed.*track_generations=True"):
                 rb.submit_update_if_present(generation=generation, **update).result()

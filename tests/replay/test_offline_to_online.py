@@ -540,7 +540,7 @@ def test_a_save_of_another_data_set_is_refused(tmp_path: Path) -> None:
     rb.dumps(tmp_path / "save")
     file = tmp_path / "save" / "storage" / "1" / "shmbuffer.data_set.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "slots": 41}))
-    with pytest.raises(ValueError, match="load it with the same"):
+    with pytest.raises(ValueError, match="into a storage with the same data set"):
         everything(tmp_path).loads(tmp_path / "save")
 
 

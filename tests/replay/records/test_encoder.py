@@ -367,7 +367,7 @@ def test_unknown_keys_are_named() -> None:
     encoder = TensorEncoder(zstd=Zstd(), keys=["obz", ("next", "obs")])
     item = TensorDict({"obs": torch.zeros(9), "next": TensorDict({"obz": torch.zeros(9)})})
     with pytest.warns(
-        UserWarning, match=r"no leaf under \[\('next', 'obs'\), \('obz',\)\]"
+        UserWarning, match=r"no leaf under the keys \[\('next', 'obs'\), \('obz',\)\]"
     ) as said:
         encoder.encode([item])
     assert "its leaves are [('obs',), ('next', 'obz')]" in str(said[0].message)
