@@ -330,9 +330,9 @@ def test_a_claim_held_for_long_shows_its_duration(closed: Path) -> None:
         ({"needs_recovery": "no client alive"}, "not in use (all clients closed it)"),
         (
             {"needs_recovery": "reboot"},
-            "the machine was rebooted; the next process will recover",
+            "the machine was rebooted; the next client recovers",
         ),
-        ({"needs_recovery": "copy"}, "a copy of another directory; the next process"),
+        ({"needs_recovery": "copy"}, "a copy of another directory; the next client"),
         ({"needs_recovery": "no client alive", "state": "RECOVERING"}, "being recovered"),
         ({"needs_recovery": None, "state": "CLOSING", "clients": [1]}, "being removed"),
         (

@@ -219,7 +219,7 @@ class _InActor:
     def made(cls, where: Path) -> Iterator[_InActor]:
         storage = partial(LazyTensorStorage, SIZE)
         parts = pickle_constructor(
-            TensorDictReplayBuffer, (), {"storage": storage}, front="RayReplayBuffer"
+            TensorDictReplayBuffer, (), {"storage": storage}, public_name="RayReplayBuffer"
         )
         found = cls(Keeper(parts))
         found.extend(items())

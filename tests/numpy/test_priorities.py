@@ -129,7 +129,8 @@ def test_what_is_no_priority_is_refused_and_nothing_is_changed(directory: Direct
     with pytest.raises(RuntimeError, match="2 priorities for 3 items"):
         arrays.update_priority(np.arange(3), np.ones(2))
     with pytest.raises(
-        ValueError, match="3 indices and 3 priorities, 2 generations were given; pass as many"
+        ValueError,
+        match="3 indices and 3 priorities, 2 generations were given; pass the same number",
     ):
         arrays.update_priority(np.arange(3), np.ones(3), np.zeros(2, np.int64))
     with pytest.raises(KeyError, match="needs the entry 'index' of a sample"):

@@ -508,9 +508,9 @@ def test_holes_that_are_read_count_as_memory(fast_path: Path) -> None:
     path, room = fast_path / "file", 2**43
     with path.open("wb+") as file:
         file.truncate(room)
-        private_copy(file.fileno(), path, size=room, room=room).close()
+        private_copy(file.fileno(), path, size=room, copy_size=room).close()
         with pytest.raises(SpaceError, match=r"file: 8\.0 TiB .* must be copied into memory"):
-            private_copy(file.fileno(), path, size=room, room=room, dense=True)
+            private_copy(file.fileno(), path, size=room, copy_size=room, dense=True)
 
 
 def test_holes_of_a_file_are_holes_of_its_copy(fast_path: Path) -> None:
@@ -518,14 +518,14 @@ def test_holes_of_a_file_are_holes_of_its_copy(fast_path: Path) -> None:
     with path.open("wb+") as file:
         file.truncate(1000 * page)
         os.pwrite(file.fileno(), b"here", 500 * page)
-        with private_copy(file.fileno(), path, size=1000 * page, room=1001 * page) as copy:
+        with private_copy(file.fileno(), path, size=1000 * page, copy_size=1001 * page) as copy:
             assert os.pread(copy.fd, 6, 500 * page) == b"here\0\0"
             found = os.fstat(copy.fd)
             assert (found.st_size, found.st_blocks) == (1001 * page, page // 512)
         parts = [(0, 500 * page + 2)]
-        with private_copy(file.fileno(), path, size=1000 * page, room=1000 * page, parts=parts) as (
-            copy
-        ):
+        with private_copy(
+            file.fileno(), path, size=1000 * page, copy_size=1000 * page, parts=parts
+        ) as (copy):
             assert os.pread(copy.fd, 4, 500 * page) == b"he\0\0"
 
 

@@ -339,7 +339,7 @@ def test_a_target_that_cannot_be_pickled_is_the_callers_error(scratch_dir: Path)
 def test_a_negative_number_of_processes_is_refused(scratch_dir: Path, reports: Reports) -> None:
     with Coordinator(scratch_dir, capacity=8) as coordinator:
         assert coordinator.spawn(targets.stay, 0, reports.out) == []
-        with pytest.raises(ValueError, match="not -1"):
+        with pytest.raises(ValueError, match="got -1"):
             coordinator.spawn(targets.stay, -1, reports.out)
 
 
