@@ -1,4 +1,4 @@
-"""Measures a batch without replacement after a write, and at the beginning of a pass.
+"""What does a batch without replacement cost after a write, and at the beginning of a pass?
 
 The storage is full. Before each batch, 32 items are written over the oldest ones, or a new pass
 begins. The time includes this step.

@@ -24,11 +24,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import allocation
 from benchmarks.comparison import Setting
 from benchmarks.measure import Series
 
 OURS, FIRST, BOUND = "shmbuffer", "torchrl", "bound"
 """Names of the compared libraries, the baseline first, and of the bound."""
+NO_PEERS = OURS, BOUND, allocation.NAME
 
 
 def machine(directory: Path) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def peers_of(one: dict[str, Any], results: Sequence[dict[str, Any]]) -> dict[str
     """
     peers: dict[str, dict[str, Any]] = {}
     for peer in results:
-        if peer["operation"] == one["operation"] and peer["library"] not in (OURS, BOUND):
+        if peer["operation"] == one["operation"] and peer["library"] not in NO_PEERS:
             so_far = peers.setdefault(peer["library"], peer)
             if so_far["form"] != one["form"] and (
                 peer["form"] == one["form"]
