@@ -43,7 +43,7 @@ class Forced(HandOver):
     def restart(self) -> None:
         """Continues with the next way."""
 
-    def took(self, nanoseconds: int, orders: int) -> None:
+    def took(self, nanoseconds: int, orders: int, period: int) -> None:
         """Advances to the next way."""
         self.at_once = next(self._ways)
 
@@ -83,12 +83,18 @@ def drawn(rb: ReplayBuffer, count: int) -> list[list[int]]:
 # -- the rule ---------------------------------------------------------------------------------
 
 
-def run(rule: HandOver, at_once: int, threads: int, calls: int) -> list[bool]:
-    """Returns the way chosen for each of ``calls`` calls, whose durations depend on the way."""
+def run(
+    rule: HandOver, at_once: int, threads: int, calls: int, work: tuple[int, int] = (0, 0)
+) -> list[bool]:
+    """Returns the way chosen for each of ``calls`` calls, whose durations depend on the way.
+
+    ``work`` is the time between the calls, at once and with threads.
+    """
     ways = []
     for _ in range(calls):
         ways.append(rule.at_once)
-        rule.took(at_once if rule.at_once else threads, 1)
+        took = at_once if rule.at_once else threads
+        rule.took(took, 1, took + work[not rule.at_once])
     return ways
 
 
@@ -111,6 +117,20 @@ def test_the_way_that_costs_the_caller_less_is_taken(
     ways = run(rule, at_once, threads, 20_000)
     assert ways.count(best) > 0.985 * len(ways)
     assert ways.count(not best) > 0, "it is measured again now and then"
+
+
+@pytest.mark.parametrize(
+    ("work", "best"),
+    [
+        ((2 * MILLI, 3 * MILLI), AT_ONCE),  # threads slow down the work by more than they save
+        ((20 * MILLI, 20 * MILLI), THREADS),
+    ],
+)
+def test_threads_that_make_a_step_longer_are_not_used(work: tuple[int, int], best: bool) -> None:
+    rule = HandOver(DEPTH)
+    run(rule, 900 * MICRO, 300 * MICRO, 400, work)
+    ways = run(rule, 900 * MICRO, 300 * MICRO, 20_000, work)
+    assert ways.count(best) > 0.985 * len(ways)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +171,7 @@ def test_calls_that_order_nothing_or_several_batches_count_by_the_batch() -> Non
     for _ in range(200):
         for orders in (4, 0, 0, 0):
             spent = 40 * MICRO * orders if rule.at_once else 100 * MICRO * orders
-            rule.took(spent or MICRO, orders)
+            rule.took(spent or MICRO, orders, spent or MICRO)
     assert str(rule) == "at once: 40 µs per batch at once, 100 µs per hand-over to a thread"
 
 

@@ -111,6 +111,7 @@ class Prefetcher:
         self._queue: deque[Made] = deque()
         self._executor: ThreadPoolExecutor | None = None
         self._change: Future[Any] | None = None  # the last change, for which new orders wait
+        self._began = self.hand_over.clock()  # start of the previous call
         self.ran_out = False  # True if the last delivered batch ended a pass
 
     def next(self, order: Callable[[bool], Order]) -> Batch:
@@ -129,7 +130,8 @@ class Prefetcher:
             self.ran_out = oldest.ends_pass
         batch = oldest.result()
         with self._lock:
-            hand_over.took(hand_over.clock() - began, orders)
+            hand_over.took(hand_over.clock() - began, orders, began - self._began)
+            self._began = began
         return batch
 
     def next_of_one_call(self, draw: Callable[[int], Batch | None], count: int) -> Batch | None:
@@ -161,7 +163,8 @@ class Prefetcher:
                 return None
             queue.append(Made(batch, False, before))
             queue.popleft()
-            hand_over.took(hand_over.clock() - began, 1)
+            hand_over.took(hand_over.clock() - began, 1, began - self._began)
+            self._began = began
         return oldest
 
     def submit(self, change: Callable[[], Any]) -> Future[Any]:
