@@ -203,7 +203,7 @@ def test_lanes_are_dimensions_of_an_export(tmp_path: Path, kind: str) -> None:
 def test_a_single_tensor_is_a_dataset_of_hdf5(tmp_path: Path) -> None:
     rb = ReplayBuffer(storage=LazyTensorStorage(4))
     rb.extend(torch.arange(4))
-    with pytest.raises(TypeError, match=r"items: each item is a single tensor .* export the buffer to HDF5"):
+    with pytest.raises(TypeError, match=r"a single tensor .* export the buffer to HDF5"):
         export(rb.storage, tmp_path / "items", "tensordict")
     export(rb.storage, tmp_path / "items", "hdf5")
     with h5py.File(tmp_path / "items") as file:
