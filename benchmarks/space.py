@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import multiprocessing
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -75,16 +74,13 @@ def main() -> None:
     written = ROWS * ROW_BYTES
     print(f"{ROWS} of {capacity:,} rows of {ROW_BYTES:,} bytes: {written / 2**20:.0f} MiB written")
     for library in LIBRARIES:
-        directory = Path(tempfile.mkdtemp(prefix="space-", dir="/dev/shm"))
-        try:
+        with tempfile.TemporaryDirectory(prefix="space-", dir="/dev/shm") as directory:
             answers = processes.Queue()
-            arguments = library, capacity, directory, answers
+            arguments = library, capacity, Path(directory), answers
             process = processes.Process(target=measure, args=arguments)
             process.start()
             found = answers.get(timeout=300)
             process.join()
-        finally:
-            shutil.rmtree(directory)
         if found is None:
             print(f"  {library:26} is not installed here")
             continue

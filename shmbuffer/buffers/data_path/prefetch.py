@@ -130,8 +130,7 @@ class Prefetcher:
             self.ran_out = oldest.ends_pass
         batch = oldest.result()
         with self._lock:
-            hand_over.took(hand_over.clock() - began, orders, began - self._began)
-            self._began = began
+            self._count(began, orders)
         return batch
 
     def next_of_one_call(self, draw: Callable[[int], Batch | None], count: int) -> Batch | None:
@@ -163,8 +162,7 @@ class Prefetcher:
                 return None
             queue.append(Made(batch, False, before))
             queue.popleft()
-            hand_over.took(hand_over.clock() - began, 1, began - self._began)
-            self._began = began
+            self._count(began, 1)
         return oldest
 
     def submit(self, change: Callable[[], Any]) -> Future[Any]:
@@ -239,6 +237,11 @@ class Prefetcher:
     def __len__(self) -> int:
         """Returns the number of batches that are waiting or being made."""
         return len(self._queue)
+
+    def _count(self, began: int, orders: int) -> None:
+        """Records a call that began at ``began`` on the clock and ordered ``orders`` batches."""
+        self.hand_over.took(self.hand_over.clock() - began, orders, began - self._began)
+        self._began = began
 
     def _own(self) -> None:
         """Discards the threads and batches of the parent process, if this is a forked child."""
