@@ -79,7 +79,7 @@ def test_what_an_interrupted_call_has_taken_is_given_to_others(make: Maker, way:
     write(ring, range(3))
 
     def interrupt(frame: object, event: str, what: object) -> None:
-        """Raises as a signal would that arrived while the core was at work."""
+        """Raises an exception, like a signal that arrives during a call into the core."""
         if event == "c_return" and getattr(what, "__name__", "") in ("deliver", "claim_groups"):
             sys.setprofile(None)
             raise KeyboardInterrupt
